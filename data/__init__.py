@@ -1,0 +1,1 @@
+"""Text to ids: the tokenizer, the corpus and its batches, and Tiny Shakespeare."""

@@ -1,0 +1,208 @@
+"""A text on disk to ids, to the batches that train and the windows that validate.
+
+Shapes: N characters, B batch, T time (block_size).
+"""
+
+import codecs
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from data.download import tiny_shakespeare
+from data.tokenizer import CharTokenizer
+
+PREPARED = Path(__file__).with_name("prepared")  # ids by the text's hash; may be deleted at any time
+CHUNK = 1 << 20  # bytes read at a time: memory does not grow with the text
+EVAL_CHARS = 4096  # characters a validation batch: what fits the cache is quickest
+MOST_VAL_CHARS = 1 << 20  # validation splits beyond this are sampled at even distances
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Which text, and how much of it validates."""
+
+    data: Annotated[str | None, "text file, or folder whose *.txt are read; left out: Tiny Shakespeare"] = None
+    encoding: Annotated[str, "of the text; with latin-1 any file trains as bytes"] = "utf-8"
+    val_fraction: Annotated[float, "last share of the text, kept for validation", "(0, 1)"] = 0.1
+
+    def __post_init__(self) -> None:
+        if self.data == "":
+            raise ValueError("data is empty; name a file or a folder, or leave it out for Tiny Shakespeare")
+        try:
+            "".encode(self.encoding)
+        except (LookupError, ValueError):
+            raise ValueError(f"encoding {self.encoding!r} is no text encoding that Python knows") from None
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A text as ids: the first part trains, the last validates. `to_model` maps its ids to the model's."""
+
+    name: str
+    sha256: str
+    tokenizer: CharTokenizer
+    to_model: np.ndarray
+    train: np.ndarray
+    val: np.ndarray
+
+    def describe(self, block_size: int) -> str:
+        """The sizes, in words."""
+        seen = sum(len(starts_B) * T for starts_B, T in self.windows(block_size))
+        some = f" ({seen:,} of them, in windows at even distances)" if seen < len(self.val) - 1 else ""
+        sizes = f"{len(self.train):,} characters to train on, {len(self.val):,} to validate{some}"
+        return f"{self.name}: {sizes}, {len(self.tokenizer.vocab)} different ones"
+
+    def batch(self, block_size: int, batch_size: int, seed: int, step: int, rows: slice) -> tuple[Tensor, Tensor]:
+        """x_BT and y_BT, the characters that follow x's: `rows` of the windows drawn for this step.
+
+        A function of its arguments alone: to resume is to ask for the next step.
+        """
+        starts_B = np.random.default_rng([seed, step]).integers(len(self.train) - block_size, size=batch_size)
+        return self._pairs(self.train, starts_B[rows], block_size)
+
+    def windows(self, block_size: int) -> list[tuple[np.ndarray, int]]:
+        """Where validation looks: batches of window starts, and the windows' length.
+
+        Together they predict every character of the split but its first exactly once, the last
+        window being shorter, or, past MOST_VAL_CHARS, windows at even distances.
+        """
+        targets = len(self.val) - 1
+        starts = np.arange(targets // block_size) * block_size
+        most = max(1, MOST_VAL_CHARS // block_size)
+        tail = [(np.array([targets - targets % block_size]), targets % block_size)]
+        if len(starts) > most:
+            starts, tail = starts[np.linspace(0, len(starts) - 1, most).astype(int)], []
+        rows = max(1, EVAL_CHARS // block_size)
+        whole = [(starts[i : i + rows], block_size) for i in range(0, len(starts), rows)]
+        return whole + [batch for batch in tail if batch[1]]
+
+    def val_batch(self, starts_B: np.ndarray, T: int) -> tuple[Tensor, Tensor]:
+        """x_BT and y_BT of one batch of `windows`."""
+        return self._pairs(self.val, starts_B, T)
+
+    def _pairs(self, ids_N: np.ndarray, starts_B: np.ndarray, T: int) -> tuple[Tensor, Tensor]:
+        text_BT = torch.from_numpy(self.to_model[ids_N[starts_B[:, None] + np.arange(T + 1)]])
+        return text_BT[:, :-1].contiguous(), text_BT[:, 1:].contiguous()
+
+
+def open_corpus(config: DataConfig, block_size: int, vocab: str | None = None) -> Corpus:
+    """The corpus of `config`, prepared on disk at first use, its ids those of `vocab` if one is given.
+
+    Raises ValueError for a text that cannot be read, is too short for block_size, or has
+    characters that are not in `vocab`.
+    """
+    path = tiny_shakespeare() if config.data is None else Path(config.data)
+    files = _files(path)
+    try:
+        sha256 = _fingerprint(files, config.encoding)
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+    folder = PREPARED / sha256
+    if not folder.is_dir():
+        _prepare(files, config.encoding, folder)
+    own = CharTokenizer((folder / "vocab.txt").read_bytes().decode())
+    tokenizer = CharTokenizer(vocab) if vocab else own
+    ids_N = np.load(folder / "ids.npy", mmap_mode="r")
+
+    n_train = int(len(ids_N) * (1 - config.val_fraction))
+    train, val = ids_N[:n_train], ids_N[n_train:]
+    if min(len(train), len(val)) <= block_size:
+        raise ValueError(
+            f"{path} has {len(train):,} characters to train on and {len(val):,} to validate; each must be longer "
+            f"than block_size ({block_size}): take a longer text, a smaller --block_size or another --val_fraction"
+        )
+    if len(own.vocab) < 2:
+        raise ValueError(f"{path} holds one character over and over, {own.vocab!r}: there is nothing to learn")
+    return Corpus(str(path), sha256, tokenizer, tokenizer.encode(own.vocab).astype(np.int64), train, val)
+
+
+def read_text(path: Path, encoding: str) -> str:
+    """A whole small text. Raises ValueError that names the first byte that is not in `encoding`."""
+    return "".join(_decoded([path], encoding))
+
+
+def _files(path: Path) -> list[Path]:
+    """The file itself, or a folder's texts in the order of their paths."""
+    if path.is_dir():
+        files = sorted(file for file in path.rglob("*.txt") if file.is_file())
+        if not files:
+            raise ValueError(f"{path} is a folder without any .txt file")
+        return files
+    if not path.exists():
+        raise ValueError(f"{path} does not exist")
+    if not path.is_file():
+        raise ValueError(f"{path} is neither a file nor a folder")
+    return [path]
+
+
+def _fingerprint(files: list[Path], encoding: str) -> str:
+    """What the prepared ids depend on: the encoding and every file's bytes."""
+    total = hashlib.sha256(codecs.lookup(encoding).name.encode())
+    for file in files:
+        with open(file, "rb") as stream:
+            total.update(hashlib.file_digest(stream, "sha256").digest())
+    return total.hexdigest()
+
+
+def _decoded(files: list[Path], encoding: str) -> Iterator[str]:
+    """The files' text in pieces, a newline between files, byte order marks dropped, newlines as they are."""
+    for i, file in enumerate(files):
+        if i:
+            yield "\n"
+        decoder, done, piece, begun = codecs.getincrementaldecoder(encoding)(), 0, b"", False
+        try:
+            with open(file, "rb") as stream:
+                while piece or not begun:
+                    piece = stream.read(CHUNK)
+                    done += len(piece)
+                    text = decoder.decode(piece, final=not piece)
+                    yield text if begun else text.removeprefix("\ufeff")
+                    begun = True
+        except UnicodeDecodeError as error:
+            at = done - len(error.object) + error.start
+            wrong = error.object[error.start]
+            raise ValueError(
+                f"{file} is not {encoding}: byte 0x{wrong:02x} at offset {at}; "
+                "name its own with --encoding (latin-1 reads any bytes)"
+            ) from None
+        except UnicodeError as error:
+            raise ValueError(f"{file} is not {encoding}: {error}; name its own with --encoding") from None
+        except OSError as error:
+            raise ValueError(f"{file} cannot be read: {error.strerror}") from None
+
+
+def _prepare(files: list[Path], encoding: str, folder: Path) -> None:
+    """Two passes over the text, the first for its vocabulary, the second for its ids."""
+    seen, length = np.zeros(0x110000, bool), 0
+    for text in _decoded(files, encoding):
+        seen[np.frombuffer(text.encode("utf-32-le"), "<u4")] = True
+        length += len(text)
+    if not length:
+        raise ValueError(f"{files[0]} is empty")
+    vocab = "".join(map(chr, np.flatnonzero(seen)))
+    tokenizer = CharTokenizer(vocab)
+
+    partial = folder.with_suffix(f".{os.getpid()}")
+    partial.mkdir(parents=True)
+    try:
+        (partial / "vocab.txt").write_bytes(vocab.encode())
+        ids_N = np.lib.format.open_memmap(partial / "ids.npy", "w+", tokenizer.dtype, (length,))
+        filled = 0
+        for text in _decoded(files, encoding):
+            ids_N[filled : filled + len(text)] = tokenizer.encode(text)
+            filled += len(text)
+        if filled != length:
+            raise ValueError(f"{files[0]} changed while it was being read")
+        ids_N.flush()
+        if not folder.is_dir():  # another process may have been quicker
+            partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)

@@ -1,0 +1,1 @@
+"""The network and what surrounds it: attention, GPT, optimiser, generation, checkpoints, runtime."""

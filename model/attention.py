@@ -1,0 +1,132 @@
+"""Causal multi-head self-attention: the equation, the kernel that computes it, the cache.
+
+A character's query asks "who matters to me?", every earlier character's key answers "how much
+do I match?", and the values of those that match are blended in proportion.
+
+Shapes: B batch, T time (queries), S keys, C channels (n_embd), H heads, D head width (C / H).
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from model.runtime import widest_float
+
+
+def attention_weights(q: Tensor, k: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+    """How much each query attends to each key: softmax(Q Kᵀ / √d + mask).
+
+    q_BHTD and k_BHSD give weights_BHTS, each row non-negative and of sum 1; any leading
+    dimensions will do. The queries are the last T of the S positions, so with `causal` query t
+    sees the keys up to S - T + t. `scale` stands in for 1/√d: the variance of a dot product of
+    independent unit-variance vectors is d, and unscaled scores would saturate the softmax
+    (Vaswani et al. 2017, "Attention is all you need").
+    """
+    T, S, D = q.size(-2), k.size(-2), q.size(-1)
+    scores_BHTS = q @ k.mT * (D**-0.5 if scale is None else scale)
+    if causal:
+        visible_TS = torch.ones(T, S, dtype=torch.bool, device=q.device).tril(S - T)
+        scores_BHTS = scores_BHTS.masked_fill(~visible_TS, -torch.inf)
+    return scores_BHTS.softmax(dim=-1)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+    """The textbook equation, softmax(Q Kᵀ / √d + mask) V: the specification of `fused_attend`.
+
+    q_BHTD, k_BHSD, v_BHSD give out_BHTD; arguments as in `attention_weights`. Each output is a
+    weighted average of values: it lies in their convex hull.
+    """
+    return attention_weights(q, k, causal, scale) @ v
+
+
+def fused_attend(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+    """`attend` by PyTorch's fused kernel, which never writes the T x S weights to memory.
+
+    Same arguments, same values and gradients. The kernel's own `is_causal` counts queries from
+    the first key, not from the last, so it serves only where there are as many of each.
+    """
+    T, S = q.size(-2), k.size(-2)
+    if causal and 1 < T < S:
+        visible_TS = torch.ones(T, S, dtype=torch.bool, device=q.device).tril(S - T)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=visible_TS, scale=scale)
+    return F.scaled_dot_product_attention(q, k, v, is_causal=causal and T == S, scale=scale)
+
+
+def rotation(start: int, T: int, D: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """cos_TE and sin_TE (E = D/2) of the angles that stand for positions start .. start + T - 1.
+
+    Feature pair e turns by 10000^(-e/E) radians a character: fast pairs tell neighbours apart,
+    slow ones paragraphs. Angles are made in the widest float of `like`'s device, because at
+    position 10^6 a float32 angle is off by 0.06, and returned in its dtype.
+    """
+    wide = {"dtype": widest_float(like.device), "device": like.device}
+    turns_E = 10000.0 ** (-torch.arange(0, D, 2, **wide) / D)
+    angles_TE = torch.arange(start, start + T, **wide)[:, None] * turns_E
+    return angles_TE.cos().to(like.dtype), angles_TE.sin().to(like.dtype)
+
+
+def rotate(x_BHTD: Tensor, cos_TE: Tensor, sin_TE: Tensor) -> Tensor:
+    """Turn each feature pair by its position's angle, x_BHTD to x_BHTD.
+
+    The dot product of a query and a key so turned depends on the distance between them alone
+    (Su et al. 2021, "RoFormer").
+    """
+    a_BHTE, b_BHTE = x_BHTD.chunk(2, dim=-1)
+    return torch.cat((a_BHTE * cos_TE - b_BHTE * sin_TE, a_BHTE * sin_TE + b_BHTE * cos_TE), dim=-1)
+
+
+def rms_norm(x: Tensor) -> Tensor:
+    """Scale the last dimension to a root mean square of 1 (Zhang & Sennrich 2019), without a gain."""
+    return F.rms_norm(x, (x.size(-1),))
+
+
+class KVCache:
+    """The keys and values one layer has computed so far: an argument of the model, never its state."""
+
+    def __init__(self) -> None:
+        self.k_BHSD: Tensor | None = None
+        self.v_BHSD: Tensor | None = None
+
+    @property
+    def length(self) -> int:
+        return 0 if self.k_BHSD is None else self.k_BHSD.size(2)
+
+    def extend(self, k_BHTD: Tensor, v_BHTD: Tensor) -> tuple[Tensor, Tensor]:
+        """Append T positions; return all S keys and values so far."""
+        if self.k_BHSD is not None:
+            k_BHTD = torch.cat((self.k_BHSD, k_BHTD), dim=2)
+            v_BHTD = torch.cat((self.v_BHSD, v_BHTD), dim=2)
+        self.k_BHSD, self.v_BHSD = k_BHTD, v_BHTD
+        return k_BHTD, v_BHTD
+
+
+class Attention(nn.Module):
+    """Multi-head causal self-attention: query, key and value are learned views of the same x_BTC.
+
+    Queries and keys are normalised before they meet, which keeps scores bounded at any learning
+    rate (Henry et al. 2020, "Query-key normalization"). `proj` starts at zero, so that a new
+    network is the identity and each block learns what to add to it.
+    """
+
+    def __init__(self, n_embd: int, n_head: int) -> None:
+        super().__init__()
+        self.n_head = n_head
+        self.query = nn.Linear(n_embd, n_embd, bias=False)
+        self.key = nn.Linear(n_embd, n_embd, bias=False)
+        self.value = nn.Linear(n_embd, n_embd, bias=False)
+        self.proj = nn.Linear(n_embd, n_embd, bias=False)
+        nn.init.zeros_(self.proj.weight)
+
+    def forward(self, x_BTC: Tensor, cos_TE: Tensor, sin_TE: Tensor, cache: KVCache | None = None) -> Tensor:
+        """x_BTC to out_BTC; with a `cache`, its characters are attended to as well, and x's join it."""
+
+        def heads(y_BTC: Tensor) -> Tensor:
+            return y_BTC.unflatten(-1, (self.n_head, -1)).transpose(1, 2)
+
+        q_BHTD = rotate(rms_norm(heads(self.query(x_BTC))), cos_TE, sin_TE)
+        k_BHSD = rotate(rms_norm(heads(self.key(x_BTC))), cos_TE, sin_TE)
+        v_BHSD = heads(self.value(x_BTC))
+        if cache is not None:
+            k_BHSD, v_BHSD = cache.extend(k_BHSD, v_BHSD)
+        out_BHTD = fused_attend(q_BHTD, k_BHSD, v_BHSD, causal=True)
+        return self.proj(out_BHTD.transpose(1, 2).flatten(2))

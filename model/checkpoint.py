@@ -1,0 +1,130 @@
+"""What a saved model is, and how it gets to disk and back whole.
+
+A file is what `torch.save` writes, plain values and tensors in a dict, then MAGIC and the SHA-256
+of all before it. (`torch.load` ignores what follows, so it reads the file too; it would also read
+a damaged one without a word, which is why `load` checks the digest before it parses anything.)
+"""
+
+import hashlib
+import io
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, get_origin, get_type_hints
+
+import torch
+from torch import Tensor, nn
+
+MAGIC = b"QUILLPT1"
+
+
+@dataclass
+class Checkpoint:
+    """Everything a run needs to go on as if it had never stopped, or to speak, with no other file.
+
+    There is no random state in it: what is random is a function of the config's seed and `step`.
+    """
+
+    config: dict[str, Any] = field(default_factory=dict)  # every key but out_dir
+    vocab: str = ""
+    data_sha256: str = ""
+    model: dict[str, Tensor] = field(default_factory=dict)
+    optimizers: list[dict[str, Any]] = field(default_factory=list)
+    scaler: dict[str, Any] = field(default_factory=dict)
+    step: int = 0  # optimiser steps done
+    val_loss: float | None = None  # nats per character, none before the first evaluation
+    best_val_loss: float | None = None
+    best_iter: int | None = None
+    seconds: float = 0.0  # wall clock, summed over resumes
+    train_seconds: float = 0.0  # of it, spent in training steps
+    train_steps: int = 0  # how many steps that were
+
+
+def save(path: Path, checkpoint: Checkpoint) -> None:
+    """Write to a temporary file, flush it, move it into place: `path` is whole at every moment.
+
+    Raises FloatingPointError, and writes nothing, if any number in it is not finite.
+    """
+    content = {f.name: getattr(checkpoint, f.name) for f in fields(Checkpoint)}
+    if not all(tensor.isfinite().all() for tensor in _tensors(content)):
+        raise FloatingPointError(f"{path} was not written: the weights are no longer finite numbers")
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    payload = buffer.getvalue() + MAGIC
+    partial = path.with_name(path.name + ".tmp")
+    try:
+        with open(partial, "wb") as file:
+            file.write(payload + hashlib.sha256(payload).digest())
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def load(path: Path | str) -> Checkpoint:
+    """The checkpoint at `path`, its tensors on the CPU. Raises ValueError if it is not whole or not one."""
+    path = Path(path)
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ValueError(f"checkpoint {path} cannot be read: {error.strerror}") from None
+    payload, digest = content[:-32], content[-32:]
+    if not payload.endswith(MAGIC) or hashlib.sha256(payload).digest() != digest:
+        raise ValueError(f"{path} is no checkpoint of Quill, or is damaged{_fall_back(path)}")
+    try:
+        values = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
+        checkpoint = Checkpoint(**values)
+    except Exception:  # with a right digest, this was made to look like a checkpoint: nothing in it is run
+        raise ValueError(f"{path} is no checkpoint of Quill") from None
+    for name, kind in get_type_hints(Checkpoint).items():
+        if not isinstance(getattr(checkpoint, name), get_origin(kind) or kind):
+            raise ValueError(f"{path} is no checkpoint of Quill: {name} is not of type {kind}")
+    return checkpoint
+
+
+def capture(
+    state: Checkpoint, model: nn.Module, optimizers: list[torch.optim.Optimizer], scaler: torch.amp.GradScaler
+) -> None:
+    """Put the present weights and the optimisers' memory into `state`."""
+    state.model = model.state_dict()
+    state.optimizers = [optimizer.state_dict() for optimizer in optimizers]
+    state.scaler = scaler.state_dict()
+
+
+def restore(
+    state: Checkpoint, model: nn.Module, optimizers: list[torch.optim.Optimizer], scaler: torch.amp.GradScaler
+) -> None:
+    """The reverse of `capture`. Raises ValueError if the checkpoint is another network's."""
+    restore_weights(state, model)
+    try:
+        for optimizer, memory in zip(optimizers, state.optimizers, strict=True):
+            optimizer.load_state_dict(memory)
+        if scaler.is_enabled() and state.scaler:
+            scaler.load_state_dict(state.scaler)
+    except (KeyError, TypeError, ValueError, RuntimeError):
+        raise ValueError("the checkpoint's optimisers do not fit its own config") from None
+
+
+def restore_weights(state: Checkpoint, model: nn.Module) -> None:
+    """Give `model` the saved weights. Raises ValueError if they are another network's."""
+    try:
+        model.load_state_dict(state.model)
+    except (RuntimeError, AttributeError, TypeError):
+        raise ValueError("the checkpoint's weights do not fit its own config") from None
+
+
+def _fall_back(path: Path) -> str:
+    """Words that point to the other checkpoint of the same run, if it is there."""
+    other = path.with_name({"last.pt": "best.pt", "best.pt": "last.pt"}.get(path.name, path.name))
+    return f"; {other} may be whole: name that instead" if other != path and other.is_file() else ""
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(item)

@@ -1,0 +1,88 @@
+"""The network: characters' embeddings, a stack of blocks, a score for every possible next character.
+
+Shapes: B batch, T time (characters), C channels (n_embd), V vocabulary.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from model.attention import Attention, KVCache, rms_norm, rotation
+
+
+@dataclass(frozen=True)
+class GPTConfig:
+    """The network's size. The vocabulary's size is a fact of the text, and no choice."""
+
+    n_layer: Annotated[int, "blocks, one after another", "[1, inf)"] = 4
+    n_head: Annotated[int, "attention heads a block", "[1, inf)"] = 2
+    n_embd: Annotated[int, "channels: the width of a character's vector", "[1, inf)"] = 128
+    block_size: Annotated[int, "context: characters the model sees at once", "[1, inf)"] = 256
+    dropout: Annotated[float, "share of each block's output zeroed in training", "[0, 1)"] = 0.0
+
+    def __post_init__(self) -> None:
+        if self.n_embd % self.n_head:
+            raise ValueError(f"n_embd ({self.n_embd}) must be a multiple of n_head ({self.n_head})")
+        if self.n_embd // self.n_head % 2:
+            raise ValueError(f"a head's width, n_embd / n_head, is {self.n_embd // self.n_head}; it must be even")
+
+
+class MLP(nn.Module):
+    """The feed-forward layer: mixes the features of each character by itself, four times as wide inside."""
+
+    def __init__(self, n_embd: int) -> None:
+        super().__init__()
+        self.fc = nn.Linear(n_embd, 4 * n_embd, bias=False)
+        self.proj = nn.Linear(4 * n_embd, n_embd, bias=False)
+        nn.init.zeros_(self.proj.weight)
+
+    def forward(self, x_BTC: Tensor) -> Tensor:
+        return self.proj(F.relu(self.fc(x_BTC)).square())  # squared ReLU: So et al. 2021, "Primer"
+
+
+class Block(nn.Module):
+    """Attention mixes positions, then the feed-forward layer mixes features; each adds to the stream x."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.attention = Attention(config.n_embd, config.n_head)
+        self.mlp = MLP(config.n_embd)
+        # Dropout inside the attention kernel would leave its fast path, at seven times the cost.
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x_BTC: Tensor, cos_TE: Tensor, sin_TE: Tensor, cache: KVCache | None = None) -> Tensor:
+        x_BTC = x_BTC + self.dropout(self.attention(rms_norm(x_BTC), cos_TE, sin_TE, cache))
+        return x_BTC + self.dropout(self.mlp(rms_norm(x_BTC)))
+
+
+class GPT(nn.Module):
+    """A decoder-only transformer (Radford et al. 2018) in the form today's small-model records use."""
+
+    def __init__(self, config: GPTConfig, vocab_size: int) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(vocab_size, config.n_embd)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
+        self.head = nn.Linear(config.n_embd, vocab_size, bias=False)
+        # A head of zeros calls every character equally likely: training starts at a loss of ln V.
+        nn.init.zeros_(self.head.weight)
+
+    def forward(self, ids_BT: Tensor, cache: list[KVCache] | None = None) -> Tensor:
+        """ids_BT to logits_BTV: at each position, the scores of the character that follows it.
+
+        `cache` holds one KVCache a block (`new_cache`); ids_BT then continues the text already in
+        it, and joins it.
+        """
+        x_BTC = rms_norm(self.embedding(ids_BT))
+        start = cache[0].length if cache else 0
+        width = self.config.n_embd // self.config.n_head
+        cos_TE, sin_TE = rotation(start, ids_BT.size(1), width, like=x_BTC)
+        for i, block in enumerate(self.blocks):
+            x_BTC = block(x_BTC, cos_TE, sin_TE, cache[i] if cache else None)
+        return self.head(rms_norm(x_BTC))
+
+    def new_cache(self) -> list[KVCache]:
+        """An empty cache, to be passed to `forward`, which fills it."""
+        return [KVCache() for _ in self.blocks]

@@ -1,0 +1,221 @@
+"""Where and how it runs: device, number format, compilation, processes, signals, exit status.
+
+The only file that names cuda, mps, bfloat16 or RANK, so that the rest reads as mathematics.
+"""
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class SystemConfig:
+    """What to compute on."""
+
+    device: Annotated[str, "auto, cpu, cuda, cuda:N or mps"] = "auto"
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"],
+        "number format of matrix products; auto: bfloat16 where native, else float16 on CUDA, else float32",
+    ] = "auto"
+    compile: Annotated[Literal["auto", "on", "off"], "torch.compile; auto: on CUDA, where it pays for its start-up"] = (
+        "auto"
+    )
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of that name; auto is the first of cuda, mps and cpu that is there.
+
+    Raises ValueError where it is not.
+    """
+    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if name == "auto":
+        return torch.device(next(kind for kind, found in there.items() if found))
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in there:
+        raise ValueError(f"device {name!r} is none of auto, cpu, cuda, cuda:N, mps")
+    if not there[device.type] or (device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count()):
+        raise ValueError(f"device {name!r} is not on this machine; --device auto takes what is")
+    return device
+
+
+def choose_dtype(name: str, device: torch.device) -> torch.dtype:
+    """The format for matrix products; auto is the fastest that this device computes natively.
+
+    Raises ValueError for float16 anywhere but on CUDA: only there does training guard its range.
+    """
+    if name == "float16" and device.type != "cuda":
+        raise ValueError(f"dtype float16 is for cuda alone, and this is {device.type}; take bfloat16 or float32")
+    if name != "auto":
+        return getattr(torch, name)
+    if device.type == "cuda":
+        native = torch.cuda.is_bf16_supported(including_emulation=False)
+        return torch.bfloat16 if native else torch.float16
+    if device.type == "cpu":
+        features = getattr(torch.cpu, "get_capabilities", dict)()
+        if features.get("avx512_bf16") or features.get("amx_bf16"):
+            return torch.bfloat16
+    return torch.float32
+
+
+def widest_float(device: torch.device) -> torch.dtype:
+    """float64, where the device has it."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def autocast(device: torch.device, dtype: torch.dtype) -> torch.autocast:
+    """Matrix products inside run in `dtype`; weights and sums stay float32."""
+    return torch.autocast(device.type, dtype, enabled=dtype != torch.float32)
+
+
+class Runtime:
+    """One process's view of the machine: its device and format, and its place among the processes.
+
+    Under torchrun each process takes its share of every batch; otherwise there is one, of rank 0.
+    """
+
+    def __init__(self, system: SystemConfig) -> None:
+        self.rank = int(os.environ.get("RANK", "0"))
+        self.world = int(os.environ.get("WORLD_SIZE", "1"))
+        self.device = choose_device(system.device)
+        self.dtype = choose_dtype(system.dtype, self.device)
+        self.compile_mode = system.compile
+        # Atomic adds in the embedding's backward would make each run its own; so one seed, one result.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = False
+        torch.set_float32_matmul_precision("high")
+        if self.world > 1:
+            if self.device.type == "cuda":
+                self.device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+                torch.cuda.set_device(self.device)
+            dist.init_process_group("nccl" if self.device.type == "cuda" else "gloo")
+
+    def __str__(self) -> str:
+        name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else ""
+        where = name or f"{torch.get_num_threads()} threads"
+        together = f", {self.world} processes" if self.world > 1 else ""
+        return f"{self.device} ({where}), {str(self.dtype).removeprefix('torch.')}{together}"
+
+    def rows(self, batch_size: int, parts: int) -> slice:
+        """This process's windows of a step's batch. Raises ValueError if it cannot be shared out evenly."""
+        share, rest = divmod(batch_size, self.world)
+        if rest or share % parts:
+            raise ValueError(f"batch_size ({batch_size}) must be a multiple of {self.world} processes x {parts} parts")
+        return slice(self.rank * share, (self.rank + 1) * share)
+
+    def close(self) -> None:
+        """Leave the group of processes, if there is one."""
+        if self.world > 1 and dist.is_initialized():
+            dist.destroy_process_group()
+
+    def autocast(self) -> torch.autocast:
+        """See the function of that name."""
+        return autocast(self.device, self.dtype)
+
+    def scaler(self) -> torch.amp.GradScaler:
+        """Keeps float16 gradients in range; passes everything through for the other formats."""
+        return torch.amp.GradScaler(self.device.type, enabled=self.dtype == torch.float16)
+
+    def seed(self, *key: int) -> None:
+        """Make what torch draws next a function of `key` and this process alone."""
+        torch.manual_seed(int(np.random.SeedSequence([*key, self.rank]).generate_state(1, np.uint64)[0]))
+
+    def shared(self, model: nn.Module) -> nn.Module:
+        """A handle to `model` that averages gradients over the processes."""
+        return nn.parallel.DistributedDataParallel(model) if self.world > 1 else model
+
+    def compile(self, function: Callable[..., Tensor], *example: Tensor) -> Callable[..., Tensor]:
+        """`function`, compiled where asked for, or as it is where that fails, with one warning.
+
+        A compiler fails at the first call, so that call is made here, on `example`, with its
+        backward pass; the caller clears the gradients.
+        """
+        if self.compile_mode == "off" or (self.compile_mode == "auto" and self.device.type != "cuda"):
+            return function
+        compiled = torch.compile(function, dynamic=False)
+        try:
+            with self.autocast():
+                compiled(*example).backward()
+        except Exception as error:  # the compiler has no one type of its own for what can go wrong
+            reason = str(error).strip().partition("\n")[0][:200]
+            print(f"warning: torch.compile fails here, training goes on without it ({reason})", file=sys.stderr)
+            return function
+        return compiled
+
+    def sum(self, value: float) -> float:
+        """The sum of every process's value, the same on each."""
+        if self.world == 1:
+            return value
+        total = torch.tensor(value, dtype=widest_float(self.device), device=self.device)
+        dist.all_reduce(total)
+        return total.item()
+
+    @contextlib.contextmanager
+    def first(self) -> Iterator[None]:
+        """Process 0 does what is inside before the others do: they find it done."""
+        if self.world > 1 and self.rank > 0:
+            dist.barrier()
+        yield
+        if self.world > 1 and self.rank == 0:
+            dist.barrier()
+
+
+@contextlib.contextmanager
+def remembered_signals() -> Iterator[list[int]]:
+    """A list that fills with the signals that ask to stop; a second of a kind ends the process at once.
+
+    A signal that was ignored before, as SIGHUP is under nohup, stays so.
+    """
+    caught: list[int] = []
+
+    def remember(number: int, frame: object) -> None:
+        caught.append(number)
+        signal.signal(number, before[number])
+
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+            number = getattr(signal, name, None)  # Windows has no SIGHUP
+            if number and signal.getsignal(number) is not signal.SIG_IGN:
+                before[number] = signal.signal(number, remember)
+    try:
+        yield caught
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def exit_status(work: Callable[[], int]) -> int:
+    """Run `work`; its failures become one line on standard error and the exit status.
+
+    2 for input that is wrong (ValueError); 1 where it could not go on: the disk (OSError), the
+    numbers (FloatingPointError), memory. Anything else is a bug, and keeps its traceback.
+    """
+    try:
+        return work()
+    except ValueError as error:
+        message, status = str(error), 2
+    except (OSError, FloatingPointError) as error:
+        message, status = str(error), 1
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except (MemoryError, RuntimeError) as error:
+        text = str(error)
+        if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "allocate memory" not in text:
+            raise
+        message, status = "out of memory; halve batch_size, n_embd or block_size", 1
+    print("error:", " ".join(message.split()), file=sys.stderr)
+    return status

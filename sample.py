@@ -1,0 +1,153 @@
+"""Write text from a trained model: python sample.py [RUN_DIR | CHECKPOINT.pt] [--key value ...]"""
+
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal, TextIO
+
+import configs
+from data.corpus import read_text
+from data.tokenizer import CharTokenizer
+from model import checkpoint
+from model.generate import SamplingConfig, generate
+from model.gpt import GPT
+from model.runtime import autocast, choose_device, choose_dtype, exit_status
+
+USAGE = """\
+python sample.py [RUN_DIR | CHECKPOINT.pt] [--key value ...]  without either, the newest run under runs/"""
+PARTED = "\n" + "-" * 20 + "\n"
+
+
+@dataclass(frozen=True)
+class TextConfig:
+    """What to begin with, where to end, where it goes."""
+
+    prompt: Annotated[str, "the text to continue; left out: a new line"] = ""
+    prompt_file: Annotated[str | None, "a file that holds it, in the corpus's encoding; -: standard input, UTF-8"] = (
+        None
+    )
+    stop: Annotated[str, "end a text once it has written this"] = ""
+    out: Annotated[str | None, "a file to write to instead of standard output, in the corpus's encoding"] = None
+    which: Annotated[Literal["best", "last"], "of a run's two checkpoints"] = "best"
+
+    def __post_init__(self) -> None:
+        if self.prompt and self.prompt_file is not None:
+            raise ValueError("prompt and prompt_file are both given; leave one out")
+
+
+@dataclass(frozen=True)
+class DeviceConfig:
+    """What to compute on."""
+
+    device: Annotated[str, "auto, cpu, cuda, cuda:N or mps"] = "auto"
+    dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], "of matrix products; auto: float32"] = "auto"
+
+
+@dataclass(frozen=True)
+class SampleConfig:
+    """All that sample.py can be told."""
+
+    text: TextConfig = field(default_factory=TextConfig)
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    system: DeviceConfig = field(default_factory=DeviceConfig)
+
+
+def find_checkpoint(named: str | None, which: str) -> Path:
+    """The checkpoint meant. Raises ValueError where there is none."""
+    if named is None:
+        runs = sorted(Path("runs").glob("*/*.pt"), key=lambda path: path.stat().st_mtime)
+        if not runs:
+            raise ValueError("there is no run under runs/ yet; train one with python train.py, or name a checkpoint")
+        named = str(runs[-1].parent)
+    path = Path(named)
+    if path.is_dir():
+        path = path / f"{which}.pt"
+        if not path.is_file():
+            others = sorted(other.stem for other in path.parent.glob("*.pt"))
+            raise ValueError(f"{path} does not exist" + (f"; --which {others[0]} does" if others else ""))
+    return path
+
+
+def read_prompt(config: TextConfig, encoding: str) -> str:
+    """The text to continue, which may be empty."""
+    if config.prompt_file == "-":
+        try:
+            return sys.stdin.buffer.read().decode("utf-8").removeprefix("\ufeff")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"standard input is not utf-8: byte offset {error.start}") from None
+    return config.prompt if config.prompt_file is None else read_text(Path(config.prompt_file), encoding)
+
+
+def written(model: GPT, vocab: str, start: list[int], prompt: str, config: SampleConfig) -> Iterator[str]:
+    """All texts as one stream, the prompt before each: the first as it is made, the others when it is done."""
+    stop, count = config.text.stop, config.sampling.num_samples
+    texts: list[list[str]] = [[] for _ in range(count)]
+    tails, ended = [""] * count, [False] * count
+    yield prompt
+    for ids_B in generate(model, start, config.sampling):
+        for i in range(count):
+            if not ended[i]:
+                character = vocab[ids_B[i]]
+                tails[i] = (tails[i] + character)[-len(stop) :]
+                ended[i] = tails[i] == stop
+                if i == 0:
+                    yield character
+                else:
+                    texts[i].append(character)
+        if all(ended):
+            break
+    for text in texts[1:]:
+        yield PARTED + prompt + "".join(text)
+
+
+def open_out(out: str | None, encoding: str) -> TextIO:
+    """Where the text goes: a file, or standard output, which is UTF-8 whatever the terminal says."""
+    if out is None:
+        sys.stdout.reconfigure(encoding="utf-8", newline="")
+        return sys.stdout
+    try:
+        return open(out, "w", encoding=encoding, newline="")
+    except OSError as error:
+        raise ValueError(f"out {out} cannot be written: {error.strerror}") from None
+
+
+def sample(argv: list[str]) -> int:
+    """The command. Returns the exit status."""
+    named, given = configs.read_flags(argv, SampleConfig, USAGE)
+    config = configs.build(SampleConfig, given)
+    device = choose_device(config.system.device)
+    dtype = choose_dtype("float32" if config.system.dtype == "auto" else config.system.dtype, device)
+    path = find_checkpoint(named, config.text.which)
+    saved = checkpoint.load(path)
+    trained = configs.build(configs.TrainConfig, saved.config)
+    tokenizer = CharTokenizer(saved.vocab)
+    prompt = read_prompt(config.text, trained.data.encoding)
+    tokenizer.encode(config.text.stop)  # a stop that can never come is a mistake
+    start = tokenizer.encode(prompt or ("\n" if "\n" in saved.vocab else saved.vocab[0])).tolist()
+    model = GPT(trained.model, len(saved.vocab))
+    checkpoint.restore_weights(saved, model)
+    model.to(device).eval()
+
+    print(f"{path}, step {saved.step}, on {device}", file=sys.stderr)
+    out = open_out(config.text.out, trained.data.encoding)
+    with autocast(device, dtype):
+        try:
+            for piece in written(model, saved.vocab, start, prompt, config):
+                out.write(piece)
+                out.flush()
+            if out.isatty():
+                out.write("\n")
+        except BrokenPipeError:  # the reader, head perhaps, has had enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
+    return 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command line as a function: returns the exit status."""
+    return exit_status(lambda: sample(sys.argv[1:] if argv is None else argv))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

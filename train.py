@@ -1,0 +1,197 @@
+"""Train a character-level GPT on a text: python train.py [PRESET.toml] [--key value ...]"""
+
+import time
+
+BEGAN = time.time()  # what a person waits for begins here, before the imports
+
+import math
+import shlex
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import configs
+from data.corpus import Corpus, open_corpus
+from model import checkpoint, optim
+from model.checkpoint import Checkpoint
+from model.generate import SamplingConfig, generate
+from model.gpt import GPT
+from model.record import Record, new_run_dir, require_no_run
+from model.runtime import Runtime, exit_status, remembered_signals
+
+
+def loss_of(model: nn.Module, x_BT: Tensor, y_BT: Tensor) -> Tensor:
+    """The mean surprise, in nats, at the characters y_BT that follow x_BT."""
+    return F.cross_entropy(model(x_BT).flatten(0, 1).float(), y_BT.flatten())
+
+
+@torch.inference_mode()
+def evaluate(model: GPT, corpus: Corpus, runtime: Runtime) -> float:
+    """The loss over the validation split, in nats per character: the same number each time."""
+    model.eval()
+    nats, count = 0.0, 0
+    for starts_B, T in corpus.windows(model.config.block_size)[runtime.rank :: runtime.world]:
+        x_BT, y_BT = (ids_BT.to(runtime.device) for ids_BT in corpus.val_batch(starts_B, T))
+        with runtime.autocast():
+            nats += loss_of(model, x_BT, y_BT).item() * y_BT.numel()
+        count += y_BT.numel()
+    model.train()
+    return runtime.sum(nats) / runtime.sum(count)
+
+
+def write_sample(model: GPT, vocab: str) -> str:
+    """What the model writes after a newline, or after its first character where it knows no newline."""
+    model.eval()
+    ids = generate(model, [max(0, vocab.find("\n"))], SamplingConfig(max_new_tokens=300))
+    text = "".join(vocab[ids_B[0]] for ids_B in ids)
+    model.train()
+    return text
+
+
+def require_finite(name: str, value: float, step: int, rate: float, runtime: Runtime) -> None:
+    """Raise FloatingPointError if training has diverged."""
+    if not math.isfinite(value):
+        raise FloatingPointError(
+            f"the {name} became {value} at step {step}, at learning rate {rate:g} in {runtime.dtype}; "
+            "try a smaller --learning_rate, a longer --warmup_iters or --dtype float32"
+        )
+
+
+def print_outcome(state: Checkpoint, run_dir: Path, finished: bool) -> None:
+    """What came of it, and the commands to go on from there."""
+    folder, logdir = shlex.quote(str(run_dir)), shlex.quote(str(run_dir.parent))
+    if state.best_val_loss is not None:
+        bits = state.best_val_loss / math.log(2)
+        print(f"best    {state.best_val_loss:.4f} nats a character ({bits:.3f} bits), at step {state.best_iter:,}")
+    if not finished:
+        print(f"stopped at step {state.step:,}; nothing is lost")
+    print(f"sample  python sample.py {folder}{'' if state.best_val_loss else ' --which last'}")
+    print(f"resume  python train.py --resume {folder}{f' --max_iters {2 * state.step}' if finished else ''}")
+    print(f"watch   tensorboard --logdir {logdir}", flush=True)
+
+
+def train(argv: list[str], began: float) -> int:
+    """The experiment, top to bottom. Returns the exit status."""
+    config, saved, run_dir, given = configs.read_command(argv)
+    size, plan, run = config.model, config.optim, config.run
+    require_no_run(run.out_dir)
+    runtime = Runtime(config.system)
+    leader = runtime.rank == 0  # of several processes, the one that speaks and writes
+    rows = runtime.rows(plan.batch_size, plan.gradient_accumulation_steps)
+    with runtime.first():
+        corpus = open_corpus(config.data, size.block_size, saved.vocab if saved else None)
+    if saved and saved.data_sha256 != corpus.sha256 and "data" not in given:
+        raise ValueError(f"{corpus.name} is not what it was when this run began; to go on even so, name it by --data")
+
+    runtime.seed(run.seed)
+    model = GPT(size, len(corpus.tokenizer.vocab)).to(runtime.device)
+    optimizers, scaler = optim.optimizers(model, plan), runtime.scaler()
+    state = saved or Checkpoint(vocab=corpus.tokenizer.vocab)
+    if saved:
+        checkpoint.restore(state, model, optimizers, scaler)
+        if not (run_dir / "best.pt").exists():
+            state.best_val_loss = None  # so that the next evaluation writes it
+    elif leader:
+        run_dir = new_run_dir(run.out_dir)
+    config = replace(config, run=replace(run, out_dir=None))  # where a run lies is no part of what it is
+    state.config, state.data_sha256, earlier = configs.flat(config), corpus.sha256, state.seconds
+    params = sum(weight.numel() for weight in model.parameters())
+    if leader:
+        print(f"device  {runtime}")
+        print(f"corpus  {corpus.describe(size.block_size)}")
+        print(f"model   {size.n_layer} layers, {size.n_head} heads, {size.n_embd} wide: {params:,} parameters")
+        print(f"plan    {plan.max_iters:,} steps of {plan.batch_size} x {size.block_size} characters")
+        print(f"run     {run_dir}", flush=True)
+
+    def batches(step: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """This process's windows of a step, in gradient_accumulation_steps parts."""
+        ids_BT = corpus.batch(size.block_size, plan.batch_size, run.seed, step, rows)
+        parts = (half.chunk(plan.gradient_accumulation_steps) for half in ids_BT)
+        for x_BT, y_BT in zip(*parts, strict=True):
+            yield x_BT.to(runtime.device), y_BT.to(runtime.device)
+
+    def save(*names: str) -> None:
+        state.seconds = earlier + time.time() - began
+        checkpoint.capture(state, model, optimizers, scaler)
+        record.save(state, *names)
+
+    # Two handles on one network: `model` evaluates, saves and samples; `step_loss` only trains.
+    step_loss = runtime.compile(partial(loss_of, runtime.shared(model)), *next(batches(0)))
+    model.zero_grad()
+    record = Record(run_dir if leader else None, configs.to_toml(config), state, plan)
+    with remembered_signals() as signals, record.bar as bar:
+        while True:
+            rate = optim.learning_rate(state.step, plan)
+            finished = state.step >= plan.max_iters
+            due = finished or (state.step > 0 and state.step % run.eval_interval == 0)
+            if due:
+                state.val_loss = evaluate(model, corpus, runtime)
+                require_finite("validation loss", state.val_loss, state.step, rate, runtime)
+                is_best = state.best_val_loss is None or state.val_loss < state.best_val_loss
+                if is_best:
+                    state.best_val_loss, state.best_iter = state.val_loss, state.step
+                record.evaluated(state, is_best, write_sample(model, state.vocab))
+                save("best.pt", "last.pt") if is_best else save("last.pt")
+                if run.patience and state.step - state.best_iter >= run.patience * run.eval_interval:
+                    finished = True
+            stopped = runtime.sum(len(signals)) > 0
+            if finished or stopped:
+                break
+
+            begun = time.perf_counter()
+            runtime.seed(run.seed, state.step)
+            loss = torch.zeros((), device=runtime.device)
+            for x_BT, y_BT in batches(state.step):
+                with runtime.autocast():
+                    part = step_loss(x_BT, y_BT) / plan.gradient_accumulation_steps
+                scaler.scale(part).backward()
+                loss += part.detach()
+            norm = optim.update(model, optimizers, scaler, rate, plan.grad_clip)
+            if state.step % run.log_interval == 0:
+                loss = runtime.sum(loss.item()) / runtime.world
+                require_finite("training loss", loss, state.step, rate, runtime)
+                record.trained(state, loss, norm.item(), rate)
+            state.train_seconds += time.perf_counter() - begun
+            state.step += 1
+            state.train_steps += 1
+            bar.update()
+    if not due:
+        save("last.pt")
+    record.close(
+        {
+            "params": params,
+            "vocab_size": len(state.vocab),
+            "train_chars": len(corpus.train),
+            "val_chars": len(corpus.val),
+            "iters": state.step,
+            "seconds": state.seconds,
+            "chars_per_second": record.chars_per_second(state),
+            "val_loss": state.val_loss,
+            "best_val_loss": state.best_val_loss,
+            "best_iter": state.best_iter,
+            "bits_per_char": None if state.best_val_loss is None else state.best_val_loss / math.log(2),
+            "device": str(runtime.device),
+            "dtype": str(runtime.dtype).removeprefix("torch."),
+            "torch": torch.__version__,
+        }
+    )
+    runtime.close()
+    if leader:
+        print_outcome(state, run_dir, finished)
+    return 0 if finished or not signals else 128 + signals[0]
+
+
+def main(argv: list[str] | None = None, began: float | None = None) -> int:
+    """The command line as a function: returns the exit status."""
+    argv = sys.argv[1:] if argv is None else argv
+    return exit_status(lambda: train(argv, time.time() if began is None else began))
+
+
+if __name__ == "__main__":
+    sys.exit(main(began=BEGAN))
