@@ -25,9 +25,7 @@ class TextConfig:
     """What to begin with, where to end, where it goes."""
 
     prompt: Annotated[str, "the text to continue; left out: a new line"] = ""
-    prompt_file: Annotated[str | None, "a file that holds it, in the corpus's encoding; -: standard input, UTF-8"] = (
-        None
-    )
+    prompt_file: Annotated[str | None, "a file that holds it, encoded as the corpus; -: standard input, UTF-8"] = None
     stop: Annotated[str, "end a text once it has written this"] = ""
     out: Annotated[str | None, "a file to write to instead of standard output, in the corpus's encoding"] = None
     which: Annotated[Literal["best", "last"], "of a run's two checkpoints"] = "best"

@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from types import UnionType
 from typing import Any, get_origin, get_type_hints
 
 import torch
@@ -80,7 +81,8 @@ def load(path: Path | str) -> Checkpoint:
     except Exception:  # with a right digest, this was made to look like a checkpoint: nothing in it is run
         raise ValueError(f"{path} is no checkpoint of Quill") from None
     for name, kind in get_type_hints(Checkpoint).items():
-        if not isinstance(getattr(checkpoint, name), get_origin(kind) or kind):
+        plain = kind if isinstance(kind, UnionType) else get_origin(kind) or kind
+        if not isinstance(getattr(checkpoint, name), plain):
             raise ValueError(f"{path} is no checkpoint of Quill: {name} is not of type {kind}")
     return checkpoint
 
