@@ -7,13 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal, TextIO
 
-import configs
-from data.corpus import read_text
+from configs import TrainConfig
+from configs.schema import build, read_flags
+from data.text import read_text
 from data.tokenizer import CharTokenizer
 from model import checkpoint
+from model.ending import exit_status
 from model.generate import SamplingConfig, generate
 from model.gpt import GPT
-from model.runtime import autocast, choose_device, choose_dtype, exit_status
+from model.runtime import Dtype, autocast, choose_device, choose_dtype
 
 USAGE = """\
 python sample.py [RUN_DIR | CHECKPOINT.pt] [--key value ...]  without either, the newest run under runs/"""
@@ -40,7 +42,7 @@ class DeviceConfig:
     """What to compute on."""
 
     device: Annotated[str, "auto, cpu, cuda, cuda:N or mps"] = "auto"
-    dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], "of matrix products; auto: float32"] = "auto"
+    dtype: Annotated[Dtype, "of matrix products; auto: float32"] = "auto"
 
 
 @dataclass(frozen=True)
@@ -113,13 +115,13 @@ def open_out(out: str | None, encoding: str) -> TextIO:
 
 def sample(argv: list[str]) -> int:
     """The command. Returns the exit status."""
-    named, given = configs.read_flags(argv, SampleConfig, USAGE)
-    config = configs.build(SampleConfig, given)
+    named, given = read_flags(argv, SampleConfig, USAGE)
+    config = build(SampleConfig, given)
     device = choose_device(config.system.device)
     dtype = choose_dtype("float32" if config.system.dtype == "auto" else config.system.dtype, device)
     path = find_checkpoint(named, config.text.which)
     saved = checkpoint.load(path)
-    trained = configs.build(configs.TrainConfig, saved.config)
+    trained = build(TrainConfig, saved.config)
     tokenizer = CharTokenizer(saved.vocab)
     prompt = read_prompt(config.text, trained.data.encoding)
     tokenizer.encode(config.text.stop)  # a stop that can never come is a mistake

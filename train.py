@@ -16,14 +16,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import configs
+from configs import read_command
+from configs.schema import flat, to_toml
 from data.corpus import Corpus, open_corpus
 from model import checkpoint, optim
 from model.checkpoint import Checkpoint
+from model.ending import exit_status, remembered_signals
 from model.generate import SamplingConfig, generate
 from model.gpt import GPT
 from model.record import Record, new_run_dir, require_no_run
-from model.runtime import Runtime, exit_status, remembered_signals
+from model.runtime import Runtime
 
 
 def loss_of(model: nn.Module, x_BT: Tensor, y_BT: Tensor) -> Tensor:
@@ -78,7 +80,7 @@ def print_outcome(state: Checkpoint, run_dir: Path, finished: bool) -> None:
 
 def train(argv: list[str], began: float) -> int:
     """The experiment, top to bottom. Returns the exit status."""
-    config, saved, run_dir, given = configs.read_command(argv)
+    config, saved, run_dir, given = read_command(argv)
     size, plan, run = config.model, config.optim, config.run
     require_no_run(run.out_dir)
     runtime = Runtime(config.system)
@@ -100,7 +102,7 @@ def train(argv: list[str], began: float) -> int:
     elif leader:
         run_dir = new_run_dir(run.out_dir)
     config = replace(config, run=replace(run, out_dir=None))  # where a run lies is no part of what it is
-    state.config, state.data_sha256, earlier = configs.flat(config), corpus.sha256, state.seconds
+    state.config, state.data_sha256, earlier = flat(config), corpus.sha256, state.seconds
     params = sum(weight.numel() for weight in model.parameters())
     if leader:
         print(f"device  {runtime}")
@@ -124,7 +126,7 @@ def train(argv: list[str], began: float) -> int:
     # Two handles on one network: `model` evaluates, saves and samples; `step_loss` only trains.
     step_loss = runtime.compile(partial(loss_of, runtime.shared(model)), *next(batches(0)))
     model.zero_grad()
-    record = Record(run_dir if leader else None, configs.to_toml(config), state, plan)
+    record = Record(run_dir if leader else None, to_toml(config), state, plan)
     with remembered_signals() as signals, record.bar as bar:
         while True:
             rate = optim.learning_rate(state.step, plan)

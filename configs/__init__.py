@@ -1,27 +1,19 @@
-"""The typed config: dataclasses' defaults, then a TOML preset, then flags.
+"""All that train.py can be told: defaults, then a preset, then flags, or with --resume a checkpoint's keys."""
 
-A config is a frozen dataclass of groups, each a frozen dataclass that stands beside what it
-configures. A field is a key: `n_layer: Annotated[int, "help", "[1, inf)"] = 4` is the flag
-`--n_layer`, the TOML key `n_layer`, a line of `--help`, and the interval its value must lie in.
-"""
-
-import difflib
-import json
 import os
-import tomllib
-from collections.abc import Iterable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NamedTuple
 
+from configs.schema import build, read_flags, read_toml
 from data.corpus import DataConfig
 from model import checkpoint
 from model.checkpoint import Checkpoint
 from model.gpt import GPTConfig
 from model.optim import OptimConfig
-from model.runtime import SystemConfig, choose_device
+from model.runtime import SystemConfig, preset_for
 
-TRAIN_USAGE = """\
+USAGE = """\
 python train.py [PRESET.toml] [--key value ...]     train; without a preset, configs/cpu.toml or gpu.toml
 python train.py --resume RUN_DIR [--key value ...]  go on with a run that was stopped, or past its end"""
 RESUMABLE = ("data", "max_iters", "eval_interval", "log_interval", "patience", "device", "dtype", "compile")
@@ -53,98 +45,6 @@ class TrainConfig:
     system: SystemConfig = field(default_factory=SystemConfig)
 
 
-class Key(NamedTuple):
-    group: str
-    kind: type
-    help: str
-    interval: str
-    default: Any
-
-
-def keys(config_class: type) -> dict[str, Key]:
-    """Every key of a config, by name."""
-    result = {}
-    for group, group_class in get_type_hints(config_class).items():
-        hints = get_type_hints(group_class, include_extras=True)
-        for f in fields(group_class):
-            kind, text, *interval = get_args(hints[f.name])
-            result[f.name] = Key(group, kind, text, interval[0] if interval else "", f.default)
-    return result
-
-
-def build(config_class: type, values: dict[str, Any]) -> Any:
-    """The config with these values, the rest default. Raises ValueError that names the key and the mend."""
-    known = keys(config_class)
-    groups: dict[str, dict[str, Any]] = {key.group: {} for key in known.values()}
-    for name, value in values.items():
-        require_known(name, known)
-        groups[known[name].group][name] = _checked(name, known[name], value)
-    classes = get_type_hints(config_class)
-    return config_class(**{group: classes[group](**given) for group, given in groups.items()})
-
-
-def flat(config: Any) -> dict[str, Any]:
-    """Key and value of everything that is set: `build` of it gives the config back."""
-    groups = [getattr(config, group.name) for group in fields(config)]
-    pairs = {f.name: getattr(group, f.name) for group in groups for f in fields(group)}
-    return {name: value for name, value in pairs.items() if value is not None}
-
-
-def to_toml(config: Any) -> str:
-    """The config as a preset, its keys under comments that name the groups.
-
-    (The standard library reads TOML but does not write it.)
-    """
-    known, lines = keys(type(config)), []
-    for name, value in flat(config).items():
-        heading = f"# {known[name].group}"
-        if heading not in lines:
-            lines += ["", heading]
-        # JSON's strings are TOML's, but TOML wants DEL escaped as well.
-        quoted = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-        lines.append(f"{name} = {quoted if isinstance(value, str) else value}")
-    return "\n".join(lines[1:]) + "\n"
-
-
-def read_toml(path: Path | str) -> dict[str, Any]:
-    """A preset's keys and values. Raises ValueError if it cannot be read or is not TOML."""
-    if Path(path).is_dir():
-        raise ValueError(f"{path} is a folder, not a preset; to go on with a run: --resume {path}")
-    try:
-        return tomllib.loads(Path(path).read_text("utf-8"))
-    except OSError as error:
-        raise ValueError(f"preset {path} cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"preset {path} is not TOML: {error}") from None
-
-
-def read_flags(
-    argv: list[str], config_class: type, usage: str, *, extra: tuple[str, ...] = ()
-) -> tuple[str | None, dict[str, Any]]:
-    """`argv` as its one positional word, or none, and the values of its flags, checked.
-
-    Flags are `--key value` or `--key=value`, and a value may begin with a dash; `extra` flags are
-    text. --help prints `usage` and every key, and exits. Raises ValueError for anything else.
-    """
-    known = keys(config_class) | {name: Key("", str, "", "", None) for name in extra}
-    positional, values, words = None, {}, iter(argv)
-    for word in words:
-        if word in ("-h", "--help"):
-            print(help_text(config_class, usage))
-            raise SystemExit(0)
-        if not word.startswith("--"):
-            if word.startswith("-") or positional is not None:
-                raise ValueError(f"{word!r} is one word too many; flags are written --key value, see --help")
-            positional = word
-            continue
-        name, equals, text = word[2:].partition("=")
-        require_known(name, known)
-        if not equals and (text := next(words, None)) is None:
-            raise ValueError(f"--{name} needs a value")
-        values[name] = _checked(name, known[name], _parsed(name, known[name], text))
-    return positional, values
-
-
 class Command(NamedTuple):
     """What train.py was asked: with --resume, `saved` and its folder; `given` are the keys named by flags."""
 
@@ -156,12 +56,11 @@ class Command(NamedTuple):
 
 def read_command(argv: list[str]) -> Command:
     """train.py's command line. Raises ValueError for all that can be known to be wrong from it alone."""
-    preset, given = read_flags(argv, TrainConfig, TRAIN_USAGE, extra=("resume",))
+    preset, given = read_flags(argv, TrainConfig, USAGE, extra=("resume",))
     resume = given.pop("resume", None)
     if resume is None:
         if preset is None:
-            device = choose_device(given.get("device", "auto"))
-            preset = Path(__file__).with_name("gpu.toml" if device.type == "cuda" else "cpu.toml")
+            preset = Path(__file__).with_name(preset_for(given.get("device", "auto")))
         return Command(_located(build(TrainConfig, read_toml(preset) | given)), None, None, given)
     if preset is not None:
         raise ValueError(f"--resume takes every key from the checkpoint: leave out {preset!r}")
@@ -171,60 +70,6 @@ def read_command(argv: list[str]) -> Command:
     path = Path(resume, "last.pt") if Path(resume).is_dir() else Path(resume)
     saved = checkpoint.load(path)
     return Command(_located(build(TrainConfig, saved.config | given)), saved, path.parent, given)
-
-
-def help_text(config_class: type, usage: str) -> str:
-    """What --help prints: every key, grouped, with its default and one line."""
-    lines, group = [usage], None
-    for name, key in keys(config_class).items():
-        if key.group != group:
-            group = key.group
-            lines.append(f"\n{group}:")
-        kind = "|".join(get_args(key.kind)) if get_origin(key.kind) is Literal else ""
-        extra = [part for part in (kind, key.interval) if part]
-        default = "" if key.default is None else f" (default {key.default})"
-        lines.append(f"  --{name:<28}{' '.join([key.help, *extra])}{default}")
-    return "\n".join(lines)
-
-
-def require_known(name: str, known: Iterable[str]) -> None:
-    """Raise ValueError that names the nearest known key, if `name` is none."""
-    if name not in (known := list(known)):
-        raise ValueError(f"unknown key {name!r}; did you mean {difflib.get_close_matches(name, known, 1, 0)[0]}?")
-
-
-def _parsed(name: str, key: Key, text: str) -> Any:
-    """A flag's text as a value of the key's type."""
-    try:
-        return key.kind(text) if key.kind in (int, float) else text
-    except ValueError:
-        wanted = "a whole number" if key.kind is int else "a number"
-        raise ValueError(f"{name} is {text!r}; it must be {wanted}") from None
-
-
-def _checked(name: str, key: Key, value: Any) -> Any:
-    """`value`, if it is of the key's type and inside its interval."""
-    if get_origin(key.kind) is Literal:
-        if value not in get_args(key.kind):
-            raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(get_args(key.kind))}")
-    elif key.kind in (int, float):
-        if isinstance(value, bool) or not isinstance(value, int | key.kind):
-            raise ValueError(f"{name} is {value!r}; it must be a {'whole ' if key.kind is int else ''}number")
-        if not _inside(value, key.interval):
-            raise ValueError(f"{name} is {value}; it must lie in {key.interval}")
-        value = key.kind(value)
-    elif not isinstance(value, str):
-        raise ValueError(f"{name} is {value!r}; it must be text")
-    elif value.encode("utf-8", "replace").decode() != value:
-        raise ValueError(f"{name} is {value!r}, which is not Unicode text")
-    return value
-
-
-def _inside(value: float, interval: str) -> bool:
-    """Whether `value` lies in an interval written as mathematics does: "[0, 1)"; infinity is 2^63 or more."""
-    low, high = (float(bound) for bound in interval[1:-1].split(","))
-    above = value >= low if interval[0] == "[" else value > low
-    return above and value < 2**63 and (value <= high if interval[-1] == "]" else value < high)
 
 
 def _located(config: TrainConfig) -> TrainConfig:

@@ -3,11 +3,8 @@
 Shapes: N characters, B batch, T time (block_size).
 """
 
-import codecs
-import hashlib
 import os
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -17,10 +14,10 @@ import torch
 from torch import Tensor
 
 from data.download import tiny_shakespeare
+from data.text import decoded, fingerprint, text_files
 from data.tokenizer import CharTokenizer
 
 PREPARED = Path(__file__).with_name("prepared")  # ids by the text's hash; may be deleted at any time
-CHUNK = 1 << 20  # bytes read at a time: memory does not grow with the text
 EVAL_CHARS = 4096  # characters a validation batch: what fits the cache is quickest
 MOST_VAL_CHARS = 1 << 20  # validation splits beyond this are sampled at even distances
 
@@ -100,11 +97,8 @@ def open_corpus(config: DataConfig, block_size: int, vocab: str | None = None) -
     characters that are not in `vocab`.
     """
     path = tiny_shakespeare() if config.data is None else Path(config.data)
-    files = _files(path)
-    try:
-        sha256 = _fingerprint(files, config.encoding)
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+    files = text_files(path)
+    sha256 = fingerprint(files, config.encoding)
     folder = PREPARED / sha256
     if not folder.is_dir():
         _prepare(files, config.encoding, folder)
@@ -124,65 +118,10 @@ def open_corpus(config: DataConfig, block_size: int, vocab: str | None = None) -
     return Corpus(str(path), sha256, tokenizer, tokenizer.encode(own.vocab).astype(np.int64), train, val)
 
 
-def read_text(path: Path, encoding: str) -> str:
-    """A whole small text. Raises ValueError that names the first byte that is not in `encoding`."""
-    return "".join(_decoded([path], encoding))
-
-
-def _files(path: Path) -> list[Path]:
-    """The file itself, or a folder's texts in the order of their paths."""
-    if path.is_dir():
-        files = sorted(file for file in path.rglob("*.txt") if file.is_file())
-        if not files:
-            raise ValueError(f"{path} is a folder without any .txt file")
-        return files
-    if not path.exists():
-        raise ValueError(f"{path} does not exist")
-    if not path.is_file():
-        raise ValueError(f"{path} is neither a file nor a folder")
-    return [path]
-
-
-def _fingerprint(files: list[Path], encoding: str) -> str:
-    """What the prepared ids depend on: the encoding and every file's bytes."""
-    total = hashlib.sha256(codecs.lookup(encoding).name.encode())
-    for file in files:
-        with open(file, "rb") as stream:
-            total.update(hashlib.file_digest(stream, "sha256").digest())
-    return total.hexdigest()
-
-
-def _decoded(files: list[Path], encoding: str) -> Iterator[str]:
-    """The files' text in pieces, a newline between files, byte order marks dropped, newlines as they are."""
-    for i, file in enumerate(files):
-        if i:
-            yield "\n"
-        decoder, done, piece, begun = codecs.getincrementaldecoder(encoding)(), 0, b"", False
-        try:
-            with open(file, "rb") as stream:
-                while piece or not begun:
-                    piece = stream.read(CHUNK)
-                    done += len(piece)
-                    text = decoder.decode(piece, final=not piece)
-                    yield text if begun else text.removeprefix("\ufeff")
-                    begun = True
-        except UnicodeDecodeError as error:
-            at = done - len(error.object) + error.start
-            wrong = error.object[error.start]
-            raise ValueError(
-                f"{file} is not {encoding}: byte 0x{wrong:02x} at offset {at}; "
-                "name its own with --encoding (latin-1 reads any bytes)"
-            ) from None
-        except UnicodeError as error:
-            raise ValueError(f"{file} is not {encoding}: {error}; name its own with --encoding") from None
-        except OSError as error:
-            raise ValueError(f"{file} cannot be read: {error.strerror}") from None
-
-
 def _prepare(files: list[Path], encoding: str, folder: Path) -> None:
     """Two passes over the text, the first for its vocabulary, the second for its ids."""
     seen, length = np.zeros(0x110000, bool), 0
-    for text in _decoded(files, encoding):
+    for text in decoded(files, encoding):
         seen[np.frombuffer(text.encode("utf-32-le"), "<u4")] = True
         length += len(text)
     if not length:
@@ -196,7 +135,7 @@ def _prepare(files: list[Path], encoding: str, folder: Path) -> None:
         (partial / "vocab.txt").write_bytes(vocab.encode())
         ids_N = np.lib.format.open_memmap(partial / "ids.npy", "w+", tokenizer.dtype, (length,))
         filled = 0
-        for text in _decoded(files, encoding):
+        for text in decoded(files, encoding):
             ids_N[filled : filled + len(text)] = tokenizer.encode(text)
             filled += len(text)
         if filled != length:

@@ -3,6 +3,7 @@
 import itertools
 import json
 import sys
+import time
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,12 @@ def as_markdown(text: str) -> str:
     return "".join(f"    {line}\n" for line in text.splitlines())
 
 
+def wait_for_a_later_name(folder: Path) -> None:
+    """TensorBoard reads a folder's files in the order of their names, which begin with the second."""
+    while list(folder.glob(f"*.{int(time.time())}.*")):
+        time.sleep(0.05)
+
+
 class Record:
     """The writing half of a run. Without a folder, as in all processes but the first, it writes nothing."""
 
@@ -58,6 +65,8 @@ class Record:
         )
         if run_dir is not None:
             (run_dir / "config.toml").write_text(config_toml, "utf-8")
+            for split in ("train", "val"):
+                wait_for_a_later_name(run_dir / split)
             # What a killed run drew past its last checkpoint is dropped: it will be drawn again.
             self.curves = {
                 split: SummaryWriter(str(run_dir / split), purge_step=state.step) for split in ("train", "val")

@@ -1,13 +1,11 @@
-"""Where and how it runs: device, number format, compilation, processes, signals, exit status.
+"""Where and how it runs: device, number format, compilation, processes.
 
 The only file that names cuda, mps, bfloat16 or RANK, so that the rest reads as mathematics.
 """
 
 import contextlib
 import os
-import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -17,6 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+
 
 @dataclass(frozen=True)
 class SystemConfig:
@@ -24,7 +24,7 @@ class SystemConfig:
 
     device: Annotated[str, "auto, cpu, cuda, cuda:N or mps"] = "auto"
     dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16"],
+        Dtype,
         "number format of matrix products; auto: bfloat16 where native, else float16 on CUDA, else float32",
     ] = "auto"
     compile: Annotated[Literal["auto", "on", "off"], "torch.compile; auto: on CUDA, where it pays for its start-up"] = (
@@ -49,6 +49,11 @@ def choose_device(name: str) -> torch.device:
     if not there[device.type] or (device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count()):
         raise ValueError(f"device {name!r} is not on this machine; --device auto takes what is")
     return device
+
+
+def preset_for(device: str) -> str:
+    """Which of configs/ suits the device of that name."""
+    return "gpu.toml" if choose_device(device).type == "cuda" else "cpu.toml"
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:
@@ -145,8 +150,8 @@ class Runtime:
         """
         if self.compile_mode == "off" or (self.compile_mode == "auto" and self.device.type != "cuda"):
             return function
-        compiled = torch.compile(function, dynamic=False)
         try:
+            compiled = torch.compile(function, dynamic=False)
             with self.autocast():
                 compiled(*example).backward()
         except Exception as error:  # the compiler has no one type of its own for what can go wrong
@@ -171,51 +176,3 @@ class Runtime:
         yield
         if self.world > 1 and self.rank == 0:
             dist.barrier()
-
-
-@contextlib.contextmanager
-def remembered_signals() -> Iterator[list[int]]:
-    """A list that fills with the signals that ask to stop; a second of a kind ends the process at once.
-
-    A signal that was ignored before, as SIGHUP is under nohup, stays so.
-    """
-    caught: list[int] = []
-
-    def remember(number: int, frame: object) -> None:
-        caught.append(number)
-        signal.signal(number, before[number])
-
-    before = {}
-    if threading.current_thread() is threading.main_thread():
-        for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-            number = getattr(signal, name, None)  # Windows has no SIGHUP
-            if number and signal.getsignal(number) is not signal.SIG_IGN:
-                before[number] = signal.signal(number, remember)
-    try:
-        yield caught
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def exit_status(work: Callable[[], int]) -> int:
-    """Run `work`; its failures become one line on standard error and the exit status.
-
-    2 for input that is wrong (ValueError); 1 where it could not go on: the disk (OSError), the
-    numbers (FloatingPointError), memory. Anything else is a bug, and keeps its traceback.
-    """
-    try:
-        return work()
-    except ValueError as error:
-        message, status = str(error), 2
-    except (OSError, FloatingPointError) as error:
-        message, status = str(error), 1
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
-    except (MemoryError, RuntimeError) as error:
-        text = str(error)
-        if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "allocate memory" not in text:
-            raise
-        message, status = "out of memory; halve batch_size, n_embd or block_size", 1
-    print("error:", " ".join(message.split()), file=sys.stderr)
-    return status

@@ -1,0 +1,66 @@
+"""Files to characters: which they are, what they hold, and where they are not what they should be."""
+
+import codecs
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+CHUNK = 1 << 20  # bytes read at a time: memory does not grow with the text
+
+
+def read_text(path: Path, encoding: str) -> str:
+    """A whole small text. Raises ValueError that names the first byte that is not in `encoding`."""
+    return "".join(decoded([path], encoding))
+
+
+def text_files(path: Path) -> list[Path]:
+    """The file itself, or a folder's texts in the order of their paths."""
+    if path.is_dir():
+        files = sorted(file for file in path.rglob("*.txt") if file.is_file())
+        if not files:
+            raise ValueError(f"{path} is a folder without any .txt file")
+        return files
+    if not path.exists():
+        raise ValueError(f"{path} does not exist")
+    if not path.is_file():
+        raise ValueError(f"{path} is neither a file nor a folder")
+    return [path]
+
+
+def fingerprint(files: list[Path], encoding: str) -> str:
+    """What the prepared ids depend on: the encoding and every file's bytes."""
+    total = hashlib.sha256(codecs.lookup(encoding).name.encode())
+    for file in files:
+        try:
+            with open(file, "rb") as stream:
+                total.update(hashlib.file_digest(stream, "sha256").digest())
+        except OSError as error:
+            raise ValueError(f"{file} cannot be read: {error.strerror}") from None
+    return total.hexdigest()
+
+
+def decoded(files: list[Path], encoding: str) -> Iterator[str]:
+    """The files' text in pieces, a newline between files, byte order marks dropped, newlines as they are."""
+    for i, file in enumerate(files):
+        if i:
+            yield "\n"
+        decoder, done, piece, begun = codecs.getincrementaldecoder(encoding)(), 0, b"", False
+        try:
+            with open(file, "rb") as stream:
+                while piece or not begun:
+                    piece = stream.read(CHUNK)
+                    done += len(piece)
+                    text = decoder.decode(piece, final=not piece)
+                    yield text if begun else text.removeprefix("\ufeff")
+                    begun = True
+        except UnicodeDecodeError as error:
+            at = done - len(error.object) + error.start
+            wrong = error.object[error.start]
+            raise ValueError(
+                f"{file} is not {encoding}: byte 0x{wrong:02x} at offset {at}; "
+                "name its own with --encoding (latin-1 reads any bytes)"
+            ) from None
+        except UnicodeError as error:
+            raise ValueError(f"{file} is not {encoding}: {error}; name its own with --encoding") from None
+        except OSError as error:
+            raise ValueError(f"{file} cannot be read: {error.strerror}") from None

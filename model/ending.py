@@ -1,0 +1,57 @@
+"""How a run ends: by a signal, by an error, by itself."""
+
+import contextlib
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+
+import torch
+
+
+@contextlib.contextmanager
+def remembered_signals() -> Iterator[list[int]]:
+    """A list that fills with the signals that ask to stop; a second of a kind ends the process at once.
+
+    A signal that was ignored before, as SIGHUP is under nohup, stays so.
+    """
+    caught: list[int] = []
+
+    def remember(number: int, frame: object) -> None:
+        caught.append(number)
+        signal.signal(number, before[number])
+
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+            number = getattr(signal, name, None)  # Windows has no SIGHUP
+            if number and signal.getsignal(number) is not signal.SIG_IGN:
+                before[number] = signal.signal(number, remember)
+    try:
+        yield caught
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def exit_status(work: Callable[[], int]) -> int:
+    """Run `work`; its failures become one line on standard error and the exit status.
+
+    2 for input that is wrong (ValueError); 1 where it could not go on: the disk (OSError), the
+    numbers (FloatingPointError), memory. Anything else is a bug, and keeps its traceback.
+    """
+    try:
+        return work()
+    except ValueError as error:
+        message, status = str(error), 2
+    except (OSError, FloatingPointError) as error:
+        message, status = str(error), 1
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except (MemoryError, RuntimeError) as error:
+        text = str(error)
+        if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "allocate memory" not in text:
+            raise
+        message, status = "out of memory; halve batch_size, n_embd or block_size", 1
+    print("error:", " ".join(message.split()), file=sys.stderr)
+    return status

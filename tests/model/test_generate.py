@@ -1,0 +1,130 @@
+"""The laws of choosing characters and writing texts."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from torch import nn
+
+from model.generate import SamplingConfig, choose, context_start, generate, probabilities
+from model.gpt import GPT, GPTConfig
+
+V = 7
+logits_of = arrays(np.float64, (3, V), elements=st.integers(-30, 30).map(float))
+settings_of = st.builds(
+    SamplingConfig,
+    temperature=st.sampled_from([0.0, 1e-300, 0.1, 1.0, 5.0]),
+    top_k=st.integers(0, V + 1),
+    top_p=st.floats(1e-6, 1.0),
+)
+
+
+def network(block_size: int = 8, seed: int = 0) -> GPT:
+    torch.manual_seed(seed)
+    model = GPT(GPTConfig(n_layer=2, n_head=2, n_embd=8, block_size=block_size), V).double().eval()
+    for weight in model.parameters():
+        if not weight.any():
+            nn.init.normal_(weight)
+    return model
+
+
+def text(model: GPT, prompt: list[int], **settings) -> np.ndarray:
+    """ids_BT of all samples."""
+    return np.stack(list(generate(model, prompt, SamplingConfig(**settings))), axis=1)
+
+
+@given(logits_of, settings_of)
+def test_probabilities_are_a_distribution_that_favours_the_likely(logits, settings):
+    probs = probabilities(logits, settings)
+    assert (probs >= 0).all()
+    np.testing.assert_allclose(probs.sum(-1), 1)
+    for row, prob in zip(logits, probs, strict=True):
+        assert prob[row.argmax()] > 0
+        order = row.argsort()
+        assert (np.diff(prob[order][np.diff(row[order], prepend=-np.inf) > 0]) >= 0).all()
+
+
+@given(logits_of, st.integers(1, V), st.floats(0.01, 1.0))
+def test_top_k_keeps_k_and_top_p_the_fewest_that_reach_p(logits, k, p):
+    plain = probabilities(logits, SamplingConfig(temperature=1.0))
+    assert ((probabilities(logits, SamplingConfig(temperature=1.0, top_k=k)) > 0).sum(-1) <= k).all()
+    kept = probabilities(logits, SamplingConfig(temperature=1.0, top_p=p)) > 0
+    for row, keep in zip(plain, kept, strict=True):
+        assert row[keep].sum() >= p - 1e-9
+        assert row[keep].sum() - row[keep].min() < p + 1e-9
+        assert row[keep].min() >= row[~keep].max(initial=0) - 1e-12
+
+
+def test_ten_thousand_draws_never_leave_what_is_allowed():
+    logits = np.random.default_rng(0).normal(size=(1, V)).repeat(10_000, 0)
+    uniform = np.random.default_rng(1).random(10_000)
+    for settings in (SamplingConfig(top_k=3), SamplingConfig(top_p=0.6), SamplingConfig(top_k=4, top_p=0.5)):
+        probs = probabilities(logits, settings)
+        drawn = set(choose(probs, uniform).tolist())
+        assert drawn == set(np.flatnonzero(probs[0]).tolist())
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_draws_are_as_frequent_as_they_are_probable(temperature):
+    logits, count = np.random.default_rng(0).normal(size=(1, V)), 20_000
+    probs = probabilities(logits, SamplingConfig(temperature=temperature))
+    tempered = np.exp(logits / temperature) / np.exp(logits / temperature).sum()
+    np.testing.assert_allclose(probs, tempered)
+    drawn = choose(probs.repeat(count, 0), np.random.default_rng(1).random(count))
+    expected = probs[0] * count
+    chi_square = ((np.bincount(drawn, minlength=V) - expected) ** 2 / expected).sum()
+    assert chi_square < 22.46  # the 99.9th percentile at six degrees of freedom
+
+
+@given(arrays(np.float64, V, elements=st.sampled_from([0.0, 1e-300, 0.1, 1.0])), st.floats(0, 1, exclude_max=True))
+def test_the_improbable_is_rare_but_the_impossible_never_happens(weights, uniform):
+    weights[3] = 1.0
+    probs = weights[None] / weights.sum()
+    for u in (uniform, 0.0, 1 - 2**-53):
+        assert probs[0, choose(probs, np.array([u]))[0]] > 0
+
+
+@given(st.integers(1, 10**6), st.integers(1, 5000))
+def test_the_context_is_the_latest_half_block_at_least(position, block_size):
+    start = context_start(position, block_size)
+    seen = position - start
+    assert seen <= block_size
+    assert seen == position or seen > block_size - max(1, block_size // 2)
+    assert context_start(position + 1, block_size) >= start
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 5, 8])
+@pytest.mark.parametrize("length", [0.5, 1, 2, 5])
+def test_greedy_on_the_cache_is_greedy_by_the_rule_written_out(block_size, length):
+    model, ids = network(block_size), [1]
+    written = text(model, ids, max_new_tokens=max(1, int(length * block_size)), temperature=0)[0]
+    for character in written:
+        window = ids[context_start(len(ids), block_size) :]
+        assert character == model(torch.tensor([window]))[0, -1].argmax()
+        ids.append(int(character))
+
+
+@pytest.mark.parametrize("length", [3, 8, 9, 30])
+def test_a_prompt_of_any_length_is_read_by_the_same_rule(length):
+    """What follows a text does not depend on how much of it was given and how much was written."""
+    model = network()
+    whole = [1, *text(model, [1], max_new_tokens=length + 10, temperature=0)[0].tolist()]
+    again = text(model, whole[:length], max_new_tokens=11, temperature=0)[0].tolist()
+    assert again == whole[length : length + 11]
+
+
+def test_a_seed_is_a_text():
+    model = network()
+    first, second, other = (text(model, [1], max_new_tokens=40, temperature=1.0, seed=s) for s in (1, 1, 2))
+    assert (first == second).all()
+    assert (first != other).any()
+
+
+def test_a_sample_is_the_same_alone_and_beside_others():
+    model = network()
+    alone = text(model, [1], max_new_tokens=40, temperature=5.0)
+    beside = text(model, [1], max_new_tokens=40, temperature=5.0, num_samples=5)
+    assert (alone[0] == beside[0]).all()
+    assert len({tuple(row) for row in beside}) == 5
