@@ -103,9 +103,8 @@ def written(model: GPT, vocab: str, start: list[int], prompt: str, config: Sampl
 
 
 def open_out(out: str | None, encoding: str) -> TextIO:
-    """Where the text goes: a file, or standard output, which is UTF-8 whatever the terminal says."""
+    """Where the text goes: a file, or standard output."""
     if out is None:
-        sys.stdout.reconfigure(encoding="utf-8", newline="")
         return sys.stdout
     try:
         return open(out, "w", encoding=encoding, newline="")
@@ -130,8 +129,8 @@ def sample(argv: list[str]) -> int:
     checkpoint.restore_weights(saved, model)
     model.to(device).eval()
 
-    print(f"{path}, step {saved.step}, on {device}", file=sys.stderr)
     out = open_out(config.text.out, trained.data.encoding)
+    print(f"{path}, step {saved.step}, on {device}", file=sys.stderr)
     with autocast(device, dtype):
         try:
             for piece in written(model, saved.vocab, start, prompt, config):

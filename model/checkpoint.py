@@ -71,7 +71,7 @@ def load(path: Path | str) -> Checkpoint:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise ValueError(f"checkpoint {path} cannot be read: {error.strerror}") from None
+        raise ValueError(f"checkpoint {path} cannot be read: {error.strerror}{_fall_back(path)}") from None
     payload, digest = content[:-32], content[-32:]
     if not payload.endswith(MAGIC) or hashlib.sha256(payload).digest() != digest:
         raise ValueError(f"{path} is no checkpoint of Quill, or is damaged{_fall_back(path)}")

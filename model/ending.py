@@ -39,7 +39,10 @@ def exit_status(work: Callable[[], int]) -> int:
 
     2 for input that is wrong (ValueError); 1 where it could not go on: the disk (OSError), the
     numbers (FloatingPointError), memory. Anything else is a bug, and keeps its traceback.
+    Standard output is UTF-8, whatever code page Python was told to print in.
     """
+    if hasattr(sys.stdout, "reconfigure"):  # what a test or a notebook puts in its place may have none
+        sys.stdout.reconfigure(encoding="utf-8", newline="")
     try:
         return work()
     except ValueError as error:

@@ -56,7 +56,7 @@ def test_the_runtime_alone_names_devices_formats_and_processes(path):
 def test_the_code_stays_small():
     lengths = {path: len(path.read_text("utf-8").splitlines()) for path in CODE}
     assert max(lengths.values()) <= 200
-    assert sum(lengths.values()) <= 1600
+    assert sum(lengths.values()) <= 1800
 
 
 def test_requirements_are_the_runtime_packages():

@@ -1,0 +1,163 @@
+"""The laws of sampling: text and nothing else, the same for a seed, from a checkpoint alone."""
+
+import io
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import sample
+from data import corpus
+from model import checkpoint
+from tests.conftest import LINES, TINY
+
+ROOT = Path(__file__).parent.parent
+VOCAB = "".join(sorted(set(LINES)))
+
+
+@pytest.fixture
+def run(tiny):
+    assert tiny("--max_iters", "20", "--eval_interval", "10", "--out_dir", "runs/it") == 0
+    return Path("runs/it")
+
+
+@pytest.fixture
+def say(run, capsys):
+    """say("--seed", "1") gives what is written to standard output."""
+    capsys.readouterr()
+
+    def speak(*argv: str) -> str:
+        assert sample.main([*argv]) == 0
+        return capsys.readouterr().out
+
+    return speak
+
+
+def test_the_text_alone_is_written_the_prompt_first(say):
+    text = say("--prompt", "KATE:", "--max_new_tokens", "30")
+    assert text.startswith("KATE:")
+    assert len(text) == 35
+    assert set(text) <= set(VOCAB)
+
+
+def test_with_no_prompt_it_writes_all_the_same(say):
+    assert len(say("--max_new_tokens", "30")) == 30
+
+
+def test_without_a_newline_in_the_vocabulary_it_begins_with_what_there_is(tiny, text_file, capsys):
+    text_file.write_text("abcd" * 60)
+    assert tiny("--max_iters", "1") == 0
+    capsys.readouterr()
+    assert sample.main(["--max_new_tokens", "9"]) == 0
+    assert set(capsys.readouterr().out) <= set("abcd")
+
+
+def test_a_seed_is_a_text(say):
+    flags = ["--temperature", "1.5", "--max_new_tokens", "50"]
+    assert say(*flags, "--seed", "1") == say(*flags, "--seed", "1") != say(*flags, "--seed", "2")
+
+
+def test_several_samples_are_parted_by_a_line_of_dashes(say):
+    flags = ["--prompt", "TOM:", "--max_new_tokens", "20", "--temperature", "2"]
+    texts = say(*flags, "--num_samples", "3").split(sample.PARTED)
+    assert [len(text) for text in texts] == [24] * 3
+    assert len(set(texts)) == 3
+    assert texts[0] == say(*flags)
+
+
+def test_a_text_ends_once_it_has_written_stop(say):
+    whole = say("--max_new_tokens", "200", "--temperature", "1")
+    stop = whole[20:23]
+    assert say("--max_new_tokens", "200", "--temperature", "1", "--stop", stop) == whole[: whole.index(stop) + 3]
+    # What stands in the prompt does not count.
+    assert len(say("--prompt", stop, "--stop", stop, "--max_new_tokens", "200")) > len(stop)
+
+
+def test_which_checkpoint(run, say, capsys, monkeypatch):
+    (run / "best.pt").write_bytes((run / "last.pt").read_bytes())
+    for named in ([], [str(run)], [str(run / "best.pt")], ["--which", "last"]):
+        assert len(say(*named, "--max_new_tokens", "5")) == 5
+    (run / "best.pt").unlink()
+    assert sample.main([]) == 2
+    assert "--which last" in capsys.readouterr().err
+
+
+def test_the_newest_run_is_taken(run, say, capsys):
+    old = Path(shutil.copytree(run, "runs/old"))
+    os.utime(old / "best.pt", (1, 1))
+    os.utime(old / "last.pt", (1, 1))
+    sample.main(["--max_new_tokens", "1"])
+    assert "runs/it" in capsys.readouterr().err
+
+
+def test_it_needs_nothing_but_the_checkpoint(run, say, text_file):
+    before = say("--max_new_tokens", "20")
+    shutil.move(run / "best.pt", "alone.pt")
+    shutil.rmtree("runs")
+    shutil.rmtree(corpus.PREPARED)
+    text_file.unlink()
+    assert say("alone.pt", "--max_new_tokens", "20") == before
+
+
+def test_a_prompt_from_a_file_or_from_standard_input(say, monkeypatch):
+    Path("prompt.txt").write_bytes(b"KATE:\n")
+    from_file = say("--prompt_file", "prompt.txt", "--max_new_tokens", "10")
+    assert from_file.startswith("KATE:\n")
+    assert len(from_file) == 16
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"KATE:\n")))
+    assert say("--prompt_file", "-", "--max_new_tokens", "10") == from_file
+    assert say("--prompt", "-hi", "--max_new_tokens", "1").startswith("-hi") if "-" in VOCAB else True
+
+
+def test_out_is_in_the_corpus_s_encoding(tiny, text_file, capsys):
+    text = "Grüße, Käthe!\r\n" * 40
+    text_file.write_bytes(text.encode("utf-16"))
+    assert tiny("--max_iters", "1", "--encoding", "utf-16") == 0
+    capsys.readouterr()
+    assert sample.main(["--out", "poem.txt", "--max_new_tokens", "50", "--prompt", "Grü"]) == 0
+    assert not capsys.readouterr().out
+    written = Path("poem.txt").read_bytes().decode("utf-16")
+    assert sample.main(["--max_new_tokens", "50", "--prompt", "Grü"]) == 0
+    assert written == capsys.readouterr().out
+    assert sample.main(["--prompt_file", "poem.txt", "--max_new_tokens", "1"]) == 0
+    assert capsys.readouterr().out[:-1] == written
+
+
+def test_temperature_zero_is_the_likeliest_whatever_the_seed(say):
+    flags = ["--temperature", "0", "--max_new_tokens", "40"]
+    assert say(*flags, "--seed", "1") == say(*flags, "--seed", "2") == say("--top_k", "1", "--max_new_tokens", "40")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_past_block_size_it_goes_on(say, dtype):
+    assert len(say("--max_new_tokens", "100", "--dtype", dtype)) == 100
+
+
+def test_a_code_page_without_the_characters_changes_nothing(elsewhere):
+    """Training and sampling where Python was told to print in Windows' code page."""
+    text = "中文小说，月光如水。😀\n" * 40
+    Path("text.txt").write_text(text, "utf-8")
+    (elsewhere / "表").mkdir()
+    environment = os.environ | {"PYTHONIOENCODING": "cp1252"}
+
+    def command(*argv: str) -> bytes:
+        done = subprocess.run([sys.executable, *argv], env=environment, capture_output=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    command(str(ROOT / "train.py"), "--data", "text.txt", "--max_iters", "3", "--out_dir", "表/run", *TINY)
+    assert checkpoint.load("表/run/last.pt").vocab == "".join(sorted(set(text)))
+    out = command(str(ROOT / "sample.py"), "表/run", "--prompt", "月光", "--max_new_tokens", "20").decode("utf-8")
+    assert out.startswith("月光")
+    assert len(out) == 22
+
+
+def test_a_reader_that_has_had_enough_ends_it_quietly(run):
+    command = f"{sys.executable} {ROOT / 'sample.py'} --max_new_tokens 3000 | head -c 20"
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, check=False)
+    assert done.returncode == 0
+    assert len(done.stdout) == 20
+    assert done.stderr.count(b"\n") == 1  # the line that names the checkpoint
