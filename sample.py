@@ -1,5 +1,6 @@
 """Write text from a trained model: python sample.py [RUN_DIR | CHECKPOINT.pt] [--key value ...]"""
 
+import contextlib
 import os
 import sys
 from collections.abc import Iterator
@@ -82,30 +83,27 @@ def read_prompt(config: TextConfig, encoding: str) -> str:
 
 def written(model: GPT, vocab: str, start: list[int], prompt: str, config: SampleConfig) -> Iterator[str]:
     """All texts as one stream, the prompt before each: the first as it is made, the others when it is done."""
-    stop, count = config.text.stop, config.sampling.num_samples
-    texts: list[list[str]] = [[] for _ in range(count)]
-    tails, ended = [""] * count, [False] * count
+    stop = list(config.text.stop)
+    texts: list[list[str]] = [[] for _ in range(config.sampling.num_samples)]
+    going = set(range(config.sampling.num_samples))
     yield prompt
     for ids_B in generate(model, start, config.sampling):
-        for i in range(count):
-            if not ended[i]:
-                character = vocab[ids_B[i]]
-                tails[i] = (tails[i] + character)[-len(stop) :]
-                ended[i] = tails[i] == stop
-                if i == 0:
-                    yield character
-                else:
-                    texts[i].append(character)
-        if all(ended):
+        for i in sorted(going):
+            texts[i].append(vocab[ids_B[i]])
+            if i == 0:
+                yield vocab[ids_B[i]]
+            if stop and texts[i][-len(stop) :] == stop:
+                going.remove(i)
+        if not going:
             break
     for text in texts[1:]:
         yield PARTED + prompt + "".join(text)
 
 
-def open_out(out: str | None, encoding: str) -> TextIO:
+def open_out(out: str | None, encoding: str) -> contextlib.AbstractContextManager[TextIO]:
     """Where the text goes: a file, or standard output."""
     if out is None:
-        return sys.stdout
+        return contextlib.nullcontext(sys.stdout)
     try:
         return open(out, "w", encoding=encoding, newline="")
     except OSError as error:
@@ -129,9 +127,8 @@ def sample(argv: list[str]) -> int:
     checkpoint.restore_weights(saved, model)
     model.to(device).eval()
 
-    out = open_out(config.text.out, trained.data.encoding)
-    print(f"{path}, step {saved.step}, on {device}", file=sys.stderr)
-    with autocast(device, dtype):
+    with open_out(config.text.out, trained.data.encoding) as out, autocast(device, dtype):
+        print(f"{path}, step {saved.step}, on {device}", file=sys.stderr)
         try:
             for piece in written(model, saved.vocab, start, prompt, config):
                 out.write(piece)

@@ -127,7 +127,7 @@ def train(argv: list[str], began: float) -> int:
     step_loss = runtime.compile(partial(loss_of, runtime.shared(model)), *next(batches(0)))
     model.zero_grad()
     record = Record(run_dir if leader else None, to_toml(config), state, plan)
-    with remembered_signals() as signals, record.bar as bar:
+    with remembered_signals() as signals, record:
         while True:
             rate = optim.learning_rate(state.step, plan)
             finished = state.step >= plan.max_iters
@@ -162,10 +162,10 @@ def train(argv: list[str], began: float) -> int:
             state.train_seconds += time.perf_counter() - begun
             state.step += 1
             state.train_steps += 1
-            bar.update()
-    if not due:
-        save("last.pt")
-    record.close(
+            record.bar.update()
+        if not due:
+            save("last.pt")
+    record.summarise(
         {
             "params": params,
             "vocab_size": len(state.vocab),

@@ -107,9 +107,16 @@ class Record:
             for name in names:
                 checkpoint.save(self.run_dir / name, state)
 
-    def close(self, summary: dict[str, Any]) -> None:
-        """End the curves, write summary.json."""
+    def __enter__(self) -> "Record":
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        """End the bar and the curves, however the run ends."""
+        self.bar.close()
         for curve in self.curves.values():
             curve.close()
+
+    def summarise(self, summary: dict[str, Any]) -> None:
+        """Write summary.json."""
         if self.run_dir is not None:
             (self.run_dir / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", "utf-8")
