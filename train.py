@@ -5,18 +5,16 @@ import time
 BEGAN = time.time()  # what a person waits for begins here, before the imports
 
 import math
-import shlex
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from configs import read_command
+from configs import Command, read_command
 from configs.schema import flat, to_toml
 from data.corpus import Corpus, open_corpus
 from model import checkpoint, optim
@@ -65,25 +63,18 @@ def require_finite(name: str, value: float, step: int, rate: float, runtime: Run
         )
 
 
-def print_outcome(state: Checkpoint, run_dir: Path, finished: bool) -> None:
-    """What came of it, and the commands to go on from there."""
-    folder, logdir = shlex.quote(str(run_dir)), shlex.quote(str(run_dir.parent))
-    if state.best_val_loss is not None:
-        bits = state.best_val_loss / math.log(2)
-        print(f"best    {state.best_val_loss:.4f} nats a character ({bits:.3f} bits), at step {state.best_iter:,}")
-    if not finished:
-        print(f"stopped at step {state.step:,}; nothing is lost")
-    print(f"sample  python sample.py {folder}{'' if state.best_val_loss else ' --which last'}")
-    print(f"resume  python train.py --resume {folder}{f' --max_iters {2 * state.step}' if finished else ''}")
-    print(f"watch   tensorboard --logdir {logdir}", flush=True)
-
-
 def train(argv: list[str], began: float) -> int:
+    """From the command line to the experiment. Returns the exit status."""
+    command = read_command(argv)
+    require_no_run(command.config.run.out_dir)
+    with Runtime(command.config.system) as runtime:
+        return experiment(command, runtime, began)
+
+
+def experiment(command: Command, runtime: Runtime, began: float) -> int:
     """The experiment, top to bottom. Returns the exit status."""
-    config, saved, run_dir, given = read_command(argv)
+    config, saved, run_dir, given = command
     size, plan, run = config.model, config.optim, config.run
-    require_no_run(run.out_dir)
-    runtime = Runtime(config.system)
     leader = runtime.rank == 0  # of several processes, the one that speaks and writes
     rows = runtime.rows(plan.batch_size, plan.gradient_accumulation_steps)
     with runtime.first():
@@ -183,9 +174,7 @@ def train(argv: list[str], began: float) -> int:
             "torch": torch.__version__,
         }
     )
-    runtime.close()
-    if leader:
-        print_outcome(state, run_dir, finished)
+    record.print_outcome(state, finished)
     return 0 if finished or not signals else 128 + signals[0]
 
 

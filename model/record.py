@@ -2,6 +2,8 @@
 
 import itertools
 import json
+import math
+import shlex
 import sys
 import time
 from datetime import datetime
@@ -120,3 +122,17 @@ class Record:
         """Write summary.json."""
         if self.run_dir is not None:
             (self.run_dir / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", "utf-8")
+
+    def print_outcome(self, state: Checkpoint, finished: bool) -> None:
+        """Say what came of it, and the commands to go on from there."""
+        if self.run_dir is None:
+            return
+        run_dir, logdir = shlex.quote(str(self.run_dir)), shlex.quote(str(self.run_dir.parent))
+        if state.best_val_loss is not None:
+            bits = state.best_val_loss / math.log(2)
+            print(f"best    {state.best_val_loss:.4f} nats a character ({bits:.3f} bits), at step {state.best_iter:,}")
+        if not finished:
+            print(f"stopped at step {state.step:,}; nothing is lost")
+        print(f"sample  python sample.py {run_dir}{'' if state.best_val_loss is not None else ' --which last'}")
+        print(f"resume  python train.py --resume {run_dir}{f' --max_iters {2 * state.step}' if finished else ''}")
+        print(f"watch   tensorboard --logdir {logdir}", flush=True)

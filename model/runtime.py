@@ -6,6 +6,7 @@ The only file that names cuda, mps, bfloat16 or RANK, so that the rest reads as 
 import contextlib
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -97,6 +98,7 @@ class Runtime:
         self.device = choose_device(system.device)
         self.dtype = choose_dtype(system.dtype, self.device)
         self.compile_mode = system.compile
+        self.handle: nn.Module | None = None
         # Atomic adds in the embedding's backward would make each run its own; so one seed, one result.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
@@ -107,6 +109,18 @@ class Runtime:
                 self.device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
                 torch.cuda.set_device(self.device)
             dist.init_process_group("nccl" if self.device.type == "cuda" else "gloo")
+
+    def __enter__(self) -> "Runtime":
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        """Leave the group of processes, if there is one."""
+        if self.world > 1:
+            # The group's own thread wants Python's lock once more, to drop its last tensor. Freeing
+            # the handle waits for that thread and holds the lock: without this pause both wait for ever.
+            time.sleep(0.2)
+            self.handle = None
+            dist.destroy_process_group()
 
     def __str__(self) -> str:
         name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else ""
@@ -120,11 +134,6 @@ class Runtime:
         if rest or share % parts:
             raise ValueError(f"batch_size ({batch_size}) must be a multiple of {self.world} processes x {parts} parts")
         return slice(self.rank * share, (self.rank + 1) * share)
-
-    def close(self) -> None:
-        """Leave the group of processes, if there is one."""
-        if self.world > 1 and dist.is_initialized():
-            dist.destroy_process_group()
 
     def autocast(self) -> torch.autocast:
         """See the function of that name."""
@@ -140,7 +149,8 @@ class Runtime:
 
     def shared(self, model: nn.Module) -> nn.Module:
         """A handle to `model` that averages gradients over the processes."""
-        return nn.parallel.DistributedDataParallel(model) if self.world > 1 else model
+        self.handle = nn.parallel.DistributedDataParallel(model) if self.world > 1 else model
+        return self.handle
 
     def compile(self, function: Callable[..., Tensor], *example: Tensor) -> Callable[..., Tensor]:
         """`function`, compiled where asked for, or as it is where that fails, with one warning.

@@ -123,7 +123,9 @@ def test_two_processes_train_as_one(text_file, elsewhere):
     flags = ["--max_iters", "5", "--log_interval", "1", "--dtype", "float32", "--data", str(text_file), *TINY]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     for command, name in (([sys.executable], "1"), (torchrun, "2")):
-        subprocess.run([*command, str(ROOT / "train.py"), *flags, "--out_dir", name], check=True, capture_output=True)
+        subprocess.run(
+            [*command, str(ROOT / "train.py"), *flags, "--out_dir", name], check=True, capture_output=True, timeout=120
+        )
     for split in ("train", "val"):
         one, two = curve(Path("1"), split), curve(Path("2"), split)
         assert [loss for _, loss in one] == pytest.approx([loss for _, loss in two], rel=1e-4)
