@@ -16,11 +16,11 @@ from model import checkpoint
 from model.ending import exit_status
 from model.generate import SamplingConfig, generate
 from model.gpt import GPT
-from model.runtime import Dtype, autocast, choose_device, choose_dtype
+from model.runtime import DeviceConfig, autocast, choose_device, choose_dtype
 
 USAGE = """\
 python sample.py [RUN_DIR | CHECKPOINT.pt] [--key value ...]  without either, the newest run under runs/"""
-PARTED = "\n" + "-" * 20 + "\n"
+SEPARATOR = "\n" + "-" * 20 + "\n"
 
 
 @dataclass(frozen=True)
@@ -36,14 +36,6 @@ class TextConfig:
     def __post_init__(self) -> None:
         if self.prompt and self.prompt_file is not None:
             raise ValueError("prompt and prompt_file are both given; leave one out")
-
-
-@dataclass(frozen=True)
-class DeviceConfig:
-    """What to compute on."""
-
-    device: Annotated[str, "auto, cpu, cuda, cuda:N or mps"] = "auto"
-    dtype: Annotated[Dtype, "of matrix products; auto: float32"] = "auto"
 
 
 @dataclass(frozen=True)
@@ -81,23 +73,23 @@ def read_prompt(config: TextConfig, encoding: str) -> str:
     return config.prompt if config.prompt_file is None else read_text(Path(config.prompt_file), encoding)
 
 
-def written(model: GPT, vocab: str, start: list[int], prompt: str, config: SampleConfig) -> Iterator[str]:
+def stream_texts(model: GPT, vocab: str, start: list[int], prompt: str, config: SampleConfig) -> Iterator[str]:
     """All texts as one stream, the prompt before each: the first as it is made, the others when it is done."""
     stop = list(config.text.stop)
     texts: list[list[str]] = [[] for _ in range(config.sampling.num_samples)]
-    going = set(range(config.sampling.num_samples))
+    unfinished = set(range(config.sampling.num_samples))
     yield prompt
     for ids_B in generate(model, start, config.sampling):
-        for i in sorted(going):
+        for i in sorted(unfinished):
             texts[i].append(vocab[ids_B[i]])
             if i == 0:
                 yield vocab[ids_B[i]]
             if stop and texts[i][-len(stop) :] == stop:
-                going.remove(i)
-        if not going:
+                unfinished.remove(i)
+        if not unfinished:
             break
     for text in texts[1:]:
-        yield PARTED + prompt + "".join(text)
+        yield SEPARATOR + prompt + "".join(text)
 
 
 def open_out(out: str | None, encoding: str) -> contextlib.AbstractContextManager[TextIO]:
@@ -124,13 +116,13 @@ def sample(argv: list[str]) -> int:
     tokenizer.encode(config.text.stop)  # a stop that can never come is a mistake
     start = tokenizer.encode(prompt or ("\n" if "\n" in saved.vocab else saved.vocab[0])).tolist()
     model = GPT(trained.model, len(saved.vocab))
-    checkpoint.restore_weights(saved, model)
+    checkpoint.restore(saved, model)
     model.to(device).eval()
 
     with open_out(config.text.out, trained.data.encoding) as out, autocast(device, dtype):
         print(f"{path}, step {saved.step}, on {device}", file=sys.stderr)
         try:
-            for piece in written(model, saved.vocab, start, prompt, config):
+            for piece in stream_texts(model, saved.vocab, start, prompt, config):
                 out.write(piece)
                 out.flush()
             if out.isatty():

@@ -27,31 +27,26 @@ from model.runtime import Runtime
 
 
 def loss_of(model: nn.Module, x_BT: Tensor, y_BT: Tensor) -> Tensor:
-    """The mean surprise, in nats, at the characters y_BT that follow x_BT."""
+    """The mean cross-entropy of the characters y_BT that follow x_BT, in nats per character."""
     return F.cross_entropy(model(x_BT).flatten(0, 1).float(), y_BT.flatten())
 
 
 @torch.inference_mode()
 def evaluate(model: GPT, corpus: Corpus, runtime: Runtime) -> float:
     """The loss over the validation split, in nats per character: the same number each time."""
-    model.eval()
     nats, count = 0.0, 0
     for starts_B, T in corpus.windows(model.config.block_size)[runtime.rank :: runtime.world]:
-        x_BT, y_BT = (ids_BT.to(runtime.device) for ids_BT in corpus.val_batch(starts_B, T))
+        x_BT, y_BT = (ids_BT.to(runtime.device) for ids_BT in corpus.pairs(corpus.val, starts_B, T))
         with runtime.autocast():
             nats += loss_of(model, x_BT, y_BT).item() * y_BT.numel()
         count += y_BT.numel()
-    model.train()
     return runtime.sum(nats) / runtime.sum(count)
 
 
 def write_sample(model: GPT, vocab: str) -> str:
     """What the model writes after a newline, or after its first character where it knows no newline."""
-    model.eval()
     ids = generate(model, [max(0, vocab.find("\n"))], SamplingConfig(max_new_tokens=300))
-    text = "".join(vocab[ids_B[0]] for ids_B in ids)
-    model.train()
-    return text
+    return "".join(vocab[ids_B[0]] for ids_B in ids)
 
 
 def require_finite(name: str, value: float, step: int, rate: float, runtime: Runtime) -> None:
@@ -75,10 +70,9 @@ def experiment(command: Command, runtime: Runtime, began: float) -> int:
     """The experiment, top to bottom. Returns the exit status."""
     config, saved, run_dir, given = command
     size, plan, run = config.model, config.optim, config.run
-    leader = runtime.rank == 0  # of several processes, the one that speaks and writes
+    leader = runtime.rank == 0  # of several processes, the one that prints and writes
     rows = runtime.rows(plan.batch_size, plan.gradient_accumulation_steps)
-    with runtime.first():
-        corpus = open_corpus(config.data, size.block_size, saved.vocab if saved else None)
+    corpus = open_corpus(config.data, size.block_size, saved.vocab if saved else None)
     if saved and saved.data_sha256 != corpus.sha256 and "data" not in given:
         raise ValueError(f"{corpus.name} is not what it was when this run began; to go on even so, name it by --data")
 
@@ -88,11 +82,11 @@ def experiment(command: Command, runtime: Runtime, began: float) -> int:
     state = saved or Checkpoint(vocab=corpus.tokenizer.vocab)
     if saved:
         checkpoint.restore(state, model, optimizers, scaler)
-        if not (run_dir / "best.pt").exists():
-            state.best_val_loss = None  # so that the next evaluation writes it
+        if state.data_sha256 != corpus.sha256 or not (run_dir / "best.pt").exists():
+            state.best_val_loss = None  # so that the next evaluation writes best.pt
     elif leader:
         run_dir = new_run_dir(run.out_dir)
-    config = replace(config, run=replace(run, out_dir=None))  # where a run lies is no part of what it is
+    config = replace(config, run=replace(run, out_dir=None))  # out_dir is not saved: elsewhere it is the same run
     state.config, state.data_sha256, earlier = flat(config), corpus.sha256, state.seconds
     params = sum(weight.numel() for weight in model.parameters())
     if leader:
@@ -114,22 +108,24 @@ def experiment(command: Command, runtime: Runtime, began: float) -> int:
         checkpoint.capture(state, model, optimizers, scaler)
         record.save(state, *names)
 
-    # Two handles on one network: `model` evaluates, saves and samples; `step_loss` only trains.
-    step_loss = runtime.compile(partial(loss_of, runtime.shared(model)), *next(batches(0)))
+    # Two handles on one network: `model` evaluates, saves and samples; `step_loss`, perhaps compiled, only trains.
+    step_loss = runtime.compile(partial(loss_of, model), *next(batches(0)))
     model.zero_grad()
     record = Record(run_dir if leader else None, to_toml(config), state, plan)
     with remembered_signals() as signals, record:
         while True:
             rate = optim.learning_rate(state.step, plan)
             finished = state.step >= plan.max_iters
-            due = finished or (state.step > 0 and state.step % run.eval_interval == 0)
+            due = finished or state.step == state.val_iter or (state.step > 0 and state.step % run.eval_interval == 0)
             if due:
-                state.val_loss = evaluate(model, corpus, runtime)
+                model.eval()
+                state.val_loss, state.val_iter = evaluate(model, corpus, runtime), state.step
                 require_finite("validation loss", state.val_loss, state.step, rate, runtime)
                 is_best = state.best_val_loss is None or state.val_loss < state.best_val_loss
                 if is_best:
                     state.best_val_loss, state.best_iter = state.val_loss, state.step
-                record.evaluated(state, is_best, write_sample(model, state.vocab))
+                record.evaluated(state, is_best, write_sample(model, state.vocab) if leader else "")
+                model.train()
                 save("best.pt", "last.pt") if is_best else save("last.pt")
                 if run.patience and state.step - state.best_iter >= run.patience * run.eval_interval:
                     finished = True
@@ -138,13 +134,14 @@ def experiment(command: Command, runtime: Runtime, began: float) -> int:
                 break
 
             begun = time.perf_counter()
-            runtime.seed(run.seed, state.step)
+            runtime.seed(run.seed, state.step, runtime.rank)
             loss = torch.zeros((), device=runtime.device)
             for x_BT, y_BT in batches(state.step):
                 with runtime.autocast():
                     part = step_loss(x_BT, y_BT) / plan.gradient_accumulation_steps
                 scaler.scale(part).backward()
                 loss += part.detach()
+            runtime.average_gradients(model)
             norm = optim.update(model, optimizers, scaler, rate, plan.grad_clip)
             if state.step % run.log_interval == 0:
                 loss = runtime.sum(loss.item()) / runtime.world
@@ -152,11 +149,10 @@ def experiment(command: Command, runtime: Runtime, began: float) -> int:
                 record.trained(state, loss, norm.item(), rate)
             state.train_seconds += time.perf_counter() - begun
             state.step += 1
-            state.train_steps += 1
             record.bar.update()
         if not due:
             save("last.pt")
-    record.summarise(
+    record.outcome(
         {
             "params": params,
             "vocab_size": len(state.vocab),
@@ -172,9 +168,9 @@ def experiment(command: Command, runtime: Runtime, began: float) -> int:
             "device": str(runtime.device),
             "dtype": str(runtime.dtype).removeprefix("torch."),
             "torch": torch.__version__,
-        }
+        },
+        finished,
     )
-    record.print_outcome(state, finished)
     return 0 if finished or not signals else 128 + signals[0]
 
 

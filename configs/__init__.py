@@ -29,10 +29,6 @@ class RunConfig:
     log_interval: Annotated[int, "steps between points of the training curve", "[1, inf)"] = 10
     patience: Annotated[int, "evaluations without a new best before stopping (0: never)", "[0, inf)"] = 0
 
-    def __post_init__(self) -> None:
-        if self.out_dir == "":
-            raise ValueError("out_dir is empty; name a folder, or leave it out")
-
 
 @dataclass(frozen=True)
 class TrainConfig:
@@ -58,22 +54,19 @@ def read_command(argv: list[str]) -> Command:
     """train.py's command line. Raises ValueError for all that can be known to be wrong from it alone."""
     preset, given = read_flags(argv, TrainConfig, USAGE, extra=("resume",))
     resume = given.pop("resume", None)
+    path = saved = None
     if resume is None:
-        if preset is None:
-            preset = Path(__file__).with_name(preset_for(given.get("device", "auto")))
-        return Command(_located(build(TrainConfig, read_toml(preset) | given)), None, None, given)
-    if preset is not None:
+        values = read_toml(preset or Path(__file__).with_name(preset_for(given.get("device", "auto"))))
+    elif preset is not None:
         raise ValueError(f"--resume takes every key from the checkpoint: leave out {preset!r}")
-    for name in given:
-        if name not in RESUMABLE:
-            raise ValueError(f"{name} cannot change in a run that is resumed; only {', '.join(RESUMABLE)} can")
-    path = Path(resume, "last.pt") if Path(resume).is_dir() else Path(resume)
-    saved = checkpoint.load(path)
-    return Command(_located(build(TrainConfig, saved.config | given)), saved, path.parent, given)
-
-
-def _located(config: TrainConfig) -> TrainConfig:
-    """The config with its text's path made absolute: a run may be resumed from another folder."""
-    if config.data.data is None:
-        return config
-    return replace(config, data=replace(config.data, data=os.path.abspath(config.data.data)))
+    else:
+        for name in given:
+            if name not in RESUMABLE:
+                raise ValueError(f"{name} cannot change in a run that is resumed; only {', '.join(RESUMABLE)} can")
+        path = Path(resume, "last.pt") if Path(resume).is_dir() else Path(resume)
+        saved = checkpoint.load(path)
+        values = saved.config
+    config = build(TrainConfig, values | given)
+    if config.data.data is not None:  # an absolute path: a run may be resumed from another folder
+        config = replace(config, data=replace(config.data, data=os.path.abspath(config.data.data)))
+    return Command(config, saved, path and path.parent, given)

@@ -5,6 +5,7 @@ configures. A field is a key: `n_layer: Annotated[int, "help", "[1, inf)"] = 4` 
 `--n_layer`, the TOML key `n_layer`, a line of `--help`, and the interval its value must lie in.
 """
 
+import contextlib
 import difflib
 import json
 import tomllib
@@ -94,15 +95,20 @@ def read_flags(
             print(help_text(config_class, usage))
             raise SystemExit(0)
         if not word.startswith("--"):
-            if word.startswith("-") or positional is not None:
-                raise ValueError(f"{word!r} is one word too many; flags are written --key value, see --help")
+            if word.startswith("-"):
+                raise ValueError(f"unknown flag {word!r}; flags are written --key value, see --help")
+            if positional is not None:
+                raise ValueError(f"{word!r} is one word too many after {positional!r}; see --help")
             positional = word
             continue
         name, equals, text = word[2:].partition("=")
         require_known(name, known)
         if not equals and (text := next(words, None)) is None:
             raise ValueError(f"--{name} needs a value")
-        values[name] = _checked(name, known[name], _parsed(name, known[name], text))
+        if known[name].kind in (int, float):
+            with contextlib.suppress(ValueError):  # _checked names what is no number
+                text = known[name].kind(text)
+        values[name] = _checked(name, known[name], text)
     return positional, values
 
 
@@ -115,7 +121,7 @@ def help_text(config_class: type, usage: str) -> str:
             lines.append(f"\n{group}:")
         kind = "|".join(get_args(key.kind)) if get_origin(key.kind) is Literal else ""
         extra = [part for part in (kind, key.interval) if part]
-        default = "" if key.default is None else f" (default {key.default})"
+        default = "" if key.default in (None, "") else f" (default {key.default})"
         lines.append(f"  --{name:<28}{' '.join([key.help, *extra])}{default}")
     return "\n".join(lines)
 
@@ -124,15 +130,6 @@ def require_known(name: str, known: Iterable[str]) -> None:
     """Raise ValueError that names the nearest known key, if `name` is none."""
     if name not in (known := list(known)):
         raise ValueError(f"unknown key {name!r}; did you mean {difflib.get_close_matches(name, known, 1, 0)[0]}?")
-
-
-def _parsed(name: str, key: Key, text: str) -> Any:
-    """A flag's text as a value of the key's type."""
-    try:
-        return key.kind(text) if key.kind in (int, float) else text
-    except ValueError:
-        wanted = "a whole number" if key.kind is int else "a number"
-        raise ValueError(f"{name} is {text!r}; it must be {wanted}") from None
 
 
 def _checked(name: str, key: Key, value: Any) -> Any:
@@ -154,7 +151,7 @@ def _checked(name: str, key: Key, value: Any) -> Any:
 
 
 def _inside(value: float, interval: str) -> bool:
-    """Whether `value` lies in an interval written as mathematics does: "[0, 1)"; infinity is 2^63 or more."""
+    """Whether `value` lies in an interval written as mathematics does: "[0, 1)"; infinity is TOML's end, 2^63."""
     low, high = (float(bound) for bound in interval[1:-1].split(","))
     above = value >= low if interval[0] == "[" else value > low
     return above and value < 2**63 and (value <= high if interval[-1] == "]" else value < high)

@@ -3,8 +3,8 @@
 Shapes: N characters, B batch, T time (block_size).
 """
 
-import os
-import shutil
+import contextlib
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -63,7 +63,7 @@ class Corpus:
         A function of its arguments alone: to resume is to ask for the next step.
         """
         starts_B = np.random.default_rng([seed, step]).integers(len(self.train) - block_size, size=batch_size)
-        return self._pairs(self.train, starts_B[rows], block_size)
+        return self.pairs(self.train, starts_B[rows], block_size)
 
     def windows(self, block_size: int) -> list[tuple[np.ndarray, int]]:
         """Where validation looks: batches of window starts, and the windows' length.
@@ -81,11 +81,8 @@ class Corpus:
         whole = [(starts[i : i + rows], block_size) for i in range(0, len(starts), rows)]
         return whole + [batch for batch in tail if batch[1]]
 
-    def val_batch(self, starts_B: np.ndarray, T: int) -> tuple[Tensor, Tensor]:
-        """x_BT and y_BT of one batch of `windows`."""
-        return self._pairs(self.val, starts_B, T)
-
-    def _pairs(self, ids_N: np.ndarray, starts_B: np.ndarray, T: int) -> tuple[Tensor, Tensor]:
+    def pairs(self, ids_N: np.ndarray, starts_B: np.ndarray, T: int) -> tuple[Tensor, Tensor]:
+        """x_BT and y_BT, the characters that follow x's: T of `ids_N` (train or val) from each start."""
         text_BT = torch.from_numpy(self.to_model[ids_N[starts_B[:, None] + np.arange(T + 1)]])
         return text_BT[:, :-1].contiguous(), text_BT[:, 1:].contiguous()
 
@@ -129,9 +126,10 @@ def _prepare(files: list[Path], encoding: str, folder: Path) -> None:
     vocab = "".join(map(chr, np.flatnonzero(seen)))
     tokenizer = CharTokenizer(vocab)
 
-    partial = folder.with_suffix(f".{os.getpid()}")
-    partial.mkdir(parents=True)
-    try:
+    PREPARED.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=PREPARED, ignore_cleanup_errors=True) as name:
+        partial = Path(name, "whole")
+        partial.mkdir()
         (partial / "vocab.txt").write_bytes(vocab.encode())
         ids_N = np.lib.format.open_memmap(partial / "ids.npy", "w+", tokenizer.dtype, (length,))
         filled = 0
@@ -141,7 +139,5 @@ def _prepare(files: list[Path], encoding: str, folder: Path) -> None:
         if filled != length:
             raise ValueError(f"{files[0]} changed while it was being read")
         ids_N.flush()
-        if not folder.is_dir():  # another process may have been quicker
+        with contextlib.suppress(OSError):  # another process may have been quicker
             partial.rename(folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)

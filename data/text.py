@@ -44,22 +44,20 @@ def decoded(files: list[Path], encoding: str) -> Iterator[str]:
     for i, file in enumerate(files):
         if i:
             yield "\n"
-        decoder, done, piece, begun = codecs.getincrementaldecoder(encoding)(), 0, b"", False
         try:
-            with open(file, "rb") as stream:
-                while piece or not begun:
-                    piece = stream.read(CHUNK)
-                    done += len(piece)
-                    text = decoder.decode(piece, final=not piece)
-                    yield text if begun else text.removeprefix("\ufeff")
-                    begun = True
-        except UnicodeDecodeError as error:
-            at = done - len(error.object) + error.start
-            wrong = error.object[error.start]
-            raise ValueError(
-                f"{file} is not {encoding}: byte 0x{wrong:02x} at offset {at}; "
-                "name its own with --encoding (latin-1 reads any bytes)"
-            ) from None
+            with open(file, encoding=encoding, newline="") as stream:
+                try:
+                    text = stream.read(CHUNK).removeprefix("\ufeff")
+                    while text:
+                        yield text
+                        text = stream.read(CHUNK)
+                except UnicodeDecodeError as error:
+                    at = stream.buffer.tell() - len(error.object) + error.start
+                    wrong = error.object[error.start]
+                    raise ValueError(
+                        f"{file} is not {encoding}: byte 0x{wrong:02x} at offset {at}; "
+                        "name its own with --encoding (latin-1 reads any bytes)"
+                    ) from None
         except UnicodeError as error:
             raise ValueError(f"{file} is not {encoding}: {error}; name its own with --encoding") from None
         except OSError as error:

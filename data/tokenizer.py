@@ -16,11 +16,6 @@ class CharTokenizer:
         self.ids = np.full(int(self.codes_V.max()) + 2, -1, np.int64)
         self.ids[self.codes_V] = np.arange(len(vocab))
 
-    @classmethod
-    def of(cls, text: str) -> "CharTokenizer":
-        """The tokenizer of the characters of `text`, in the order of their code points."""
-        return cls("".join(sorted(set(text))))
-
     def encode(self, text: str) -> np.ndarray:
         """`text` to ids_T. Raises ValueError that lists the characters that are not in the vocabulary."""
         codes_T = _codes(text)

@@ -10,8 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.runtime import widest_float
-
 
 def attention_weights(q: Tensor, k: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
     """How much each query attends to each key: softmax(Q Kᵀ / √d + mask).
@@ -55,14 +53,12 @@ def fused_attend(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: f
 def rotation(start: int, T: int, D: int, like: Tensor) -> tuple[Tensor, Tensor]:
     """cos_TE and sin_TE (E = D/2) of the angles that stand for positions start .. start + T - 1.
 
-    Feature pair e turns by 10000^(-e/E) radians a character: fast pairs tell neighbours apart,
-    slow ones paragraphs. Angles are made in the widest float of `like`'s device, because at
-    position 10^6 a float32 angle is off by 0.06, and returned in its dtype.
+    Feature pair e turns by 10000^(-e/E) radians per character: fast pairs tell neighbours apart,
+    slow ones paragraphs.
     """
-    wide = {"dtype": widest_float(like.device), "device": like.device}
-    turns_E = 10000.0 ** (-torch.arange(0, D, 2, **wide) / D)
-    angles_TE = torch.arange(start, start + T, **wide)[:, None] * turns_E
-    return angles_TE.cos().to(like.dtype), angles_TE.sin().to(like.dtype)
+    turns_E = 10000.0 ** (-torch.arange(0, D, 2, dtype=like.dtype, device=like.device) / D)
+    angles_TE = torch.arange(start, start + T, dtype=like.dtype, device=like.device)[:, None] * turns_E
+    return angles_TE.cos(), angles_TE.sin()
 
 
 def rotate(x_BHTD: Tensor, cos_TE: Tensor, sin_TE: Tensor) -> Tensor:

@@ -8,8 +8,8 @@ a damaged one without a word, which is why `load` checks the digest before it pa
 import hashlib
 import io
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import UnionType
 from typing import Any, get_origin, get_type_hints
@@ -34,12 +34,12 @@ class Checkpoint:
     optimizers: list[dict[str, Any]] = field(default_factory=list)
     scaler: dict[str, Any] = field(default_factory=dict)
     step: int = 0  # optimiser steps done
-    val_loss: float | None = None  # nats per character, none before the first evaluation
+    val_loss: float | None = None  # nats per character, at step val_iter; none before the first evaluation
+    val_iter: int | None = None
     best_val_loss: float | None = None
     best_iter: int | None = None
     seconds: float = 0.0  # wall clock, summed over resumes
     train_seconds: float = 0.0  # of it, spent in training steps
-    train_steps: int = 0  # how many steps that were
 
 
 def save(path: Path, checkpoint: Checkpoint) -> None:
@@ -47,11 +47,10 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
 
     Raises FloatingPointError, and writes nothing, if any number in it is not finite.
     """
-    content = {f.name: getattr(checkpoint, f.name) for f in fields(Checkpoint)}
-    if not all(tensor.isfinite().all() for tensor in _tensors(content)):
+    if not all(tensor.isfinite().all() for tensor in _tensors([checkpoint.model, checkpoint.optimizers])):
         raise FloatingPointError(f"{path} was not written: the weights are no longer finite numbers")
     buffer = io.BytesIO()
-    torch.save(content, buffer)
+    torch.save(vars(checkpoint), buffer)
     payload = buffer.getvalue() + MAGIC
     partial = path.with_name(path.name + ".tmp")
     try:
@@ -97,25 +96,20 @@ def capture(
 
 
 def restore(
-    state: Checkpoint, model: nn.Module, optimizers: list[torch.optim.Optimizer], scaler: torch.amp.GradScaler
+    state: Checkpoint,
+    model: nn.Module,
+    optimizers: Sequence[torch.optim.Optimizer] = (),
+    scaler: torch.amp.GradScaler | None = None,
 ) -> None:
-    """The reverse of `capture`. Raises ValueError if the checkpoint is another network's."""
-    restore_weights(state, model)
-    try:
-        for optimizer, memory in zip(optimizers, state.optimizers, strict=True):
-            optimizer.load_state_dict(memory)
-        if scaler.is_enabled() and state.scaler:
-            scaler.load_state_dict(state.scaler)
-    except (KeyError, TypeError, ValueError, RuntimeError):
-        raise ValueError("the checkpoint's optimisers do not fit its own config") from None
-
-
-def restore_weights(state: Checkpoint, model: nn.Module) -> None:
-    """Give `model` the saved weights. Raises ValueError if they are another network's."""
+    """The reverse of `capture`; without optimisers, of the weights alone. Raises ValueError if they do not fit."""
     try:
         model.load_state_dict(state.model)
-    except (RuntimeError, AttributeError, TypeError):
-        raise ValueError("the checkpoint's weights do not fit its own config") from None
+        for optimizer, memory in zip(optimizers, state.optimizers if optimizers else (), strict=True):
+            optimizer.load_state_dict(memory)
+        if scaler is not None and scaler.is_enabled() and state.scaler:
+            scaler.load_state_dict(state.scaler)
+    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError):
+        raise ValueError("the checkpoint does not fit its own config") from None
 
 
 def _fall_back(path: Path) -> str:

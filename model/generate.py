@@ -31,24 +31,17 @@ def probabilities(logits_BV: np.ndarray, config: SamplingConfig) -> np.ndarray:
     Temperature first, then the k likeliest, then, among those, the fewest that together reach
     top_p (Holtzman et al. 2019, "The curious case of neural text degeneration").
     """
-    logits_BV = logits_BV.astype(np.float64)
-    logits_BV -= logits_BV.max(-1, keepdims=True)
-    if config.temperature == 0:
-        probs_BV = np.zeros_like(logits_BV)
-        np.put_along_axis(probs_BV, logits_BV.argmax(-1)[:, None], 1.0, -1)
-        return probs_BV
-    with np.errstate(over="ignore"):  # so cold that all but the likeliest are at minus infinity
-        probs_BV = np.exp(logits_BV / config.temperature)
-    probs_BV /= probs_BV.sum(-1, keepdims=True)
-    if config.top_k or config.top_p < 1:
-        order_BV = np.argsort(-probs_BV, -1, kind="stable")
-        ranked_BV = np.take_along_axis(probs_BV, order_BV, -1)
-        if config.top_k:
-            ranked_BV[:, config.top_k :] = 0
-        ranked_BV /= ranked_BV.sum(-1, keepdims=True)
-        ranked_BV[ranked_BV.cumsum(-1) - ranked_BV >= config.top_p] = 0
-        ranked_BV /= ranked_BV.sum(-1, keepdims=True)
-        np.put_along_axis(probs_BV, order_BV, ranked_BV, -1)
+    k = 1 if config.temperature == 0 else config.top_k or logits_BV.shape[-1]
+    logits_BV = logits_BV - logits_BV.max(-1, keepdims=True)
+    with np.errstate(over="ignore"):  # near temperature 0 all but the likeliest go to minus infinity
+        probs_BV = np.exp(logits_BV / (config.temperature or 1.0))
+    order_BV = np.argsort(-logits_BV, -1, kind="stable")
+    ranked_BV = np.take_along_axis(probs_BV, order_BV, -1)
+    ranked_BV[:, k:] = 0
+    ranked_BV /= ranked_BV.sum(-1, keepdims=True)
+    ranked_BV[ranked_BV.cumsum(-1) - ranked_BV >= config.top_p] = 0
+    ranked_BV /= ranked_BV.sum(-1, keepdims=True)
+    np.put_along_axis(probs_BV, order_BV, ranked_BV, -1)
     return probs_BV
 
 
@@ -77,16 +70,13 @@ def generate(model: GPT, prompt: list[int], config: SamplingConfig) -> Iterator[
     """
     device = model.embedding.weight.device
     draws = [np.random.default_rng([config.seed, i]) for i in range(config.num_samples)]
-    text_BT = torch.tensor(prompt, device=device).repeat(config.num_samples, 1)
-    start, cache = 0, None
-    for position in range(len(prompt), len(prompt) + config.max_new_tokens):
-        if cache is None or context_start(position, model.config.block_size) != start:
-            skipped = context_start(position, model.config.block_size) - start
-            text_BT, start, cache = text_BT[:, skipped:], start + skipped, model.new_cache()
-            logits_BTV = model(text_BT, cache)
-        else:
-            logits_BTV = model(text_BT[:, -1:], cache)
-        probs_BV = probabilities(logits_BTV[:, -1].float().cpu().numpy(), config)
+    window_BT = torch.tensor(prompt, device=device).repeat(config.num_samples, 1)
+    cache = model.new_cache()
+    for _ in range(config.max_new_tokens):
+        if start := context_start(window_BT.size(1), model.config.block_size):
+            window_BT, cache = window_BT[:, start:], model.new_cache()
+        logits_BTV = model(window_BT[:, cache[0].length :], cache)  # only what the cache has not seen
+        probs_BV = probabilities(logits_BTV[:, -1].cpu().double().numpy(), config)
         ids_B = choose(probs_BV, np.array([draw.random() for draw in draws]))
         yield ids_B
-        text_BT = torch.cat((text_BT, torch.from_numpy(ids_B).to(device)[:, None]), dim=1)
+        window_BT = torch.cat((window_BT, torch.from_numpy(ids_B).to(device)[:, None]), dim=1)

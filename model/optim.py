@@ -13,21 +13,14 @@ from model.gpt import GPT
 class OptimConfig:
     """How long and how fast to learn."""
 
-    batch_size: Annotated[int, "windows of block_size an optimiser step, over all processes", "[1, inf)"] = 8
+    batch_size: Annotated[int, "windows of block_size per optimiser step, over all processes", "[1, inf)"] = 8
     gradient_accumulation_steps: Annotated[int, "parts a process splits its share of a step into", "[1, inf)"] = 1
     max_iters: Annotated[int, "optimiser steps", "[1, inf)"] = 2000
     learning_rate: Annotated[float, "peak rate, of AdamW and of Muon alike", "[0, inf)"] = 5e-3
-    weight_decay: Annotated[float, "pull of the blocks' matrices towards zero", "[0, inf)"] = 0.0
+    weight_decay: Annotated[float, "of the blocks' matrices", "[0, inf)"] = 0.0
     warmup_iters: Annotated[int, "steps over which the rate rises to its peak", "[0, inf)"] = 20
     decay_fraction: Annotated[float, "last share of the run over which the rate falls to zero", "[0, 1]"] = 0.6
-    grad_clip: Annotated[float, "longest gradient kept as it is (0: any)", "[0, inf)"] = 1.0
-
-    def __post_init__(self) -> None:
-        if self.batch_size % self.gradient_accumulation_steps:
-            raise ValueError(
-                f"batch_size ({self.batch_size}) must be a multiple of "
-                f"gradient_accumulation_steps ({self.gradient_accumulation_steps})"
-            )
+    grad_clip: Annotated[float, "clip the gradient to this norm (0: never)", "[0, inf)"] = 1.0
 
 
 def optimizers(model: GPT, config: OptimConfig) -> list[torch.optim.Optimizer]:
@@ -66,8 +59,9 @@ def update(
         for group in optimizer.param_groups:
             group["lr"] = rate
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), grad_clip or torch.inf)
-    for optimizer in optimizers:
-        scaler.step(optimizer)
+    if not scaler.is_enabled() or norm.isfinite():  # float16 may overflow: then neither optimiser steps
+        for optimizer in optimizers:
+            scaler.step(optimizer)
     scaler.update()
     model.zero_grad()
     return norm

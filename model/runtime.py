@@ -3,11 +3,10 @@
 The only file that names cuda, mps, bfloat16 or RANK, so that the rest reads as mathematics.
 """
 
-import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -16,19 +15,23 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-
 
 @dataclass(frozen=True)
-class SystemConfig:
+class DeviceConfig:
     """What to compute on."""
 
     device: Annotated[str, "auto, cpu, cuda, cuda:N or mps"] = "auto"
     dtype: Annotated[
-        Dtype,
-        "number format of matrix products; auto: bfloat16 where native, else float16 on CUDA, else float32",
+        Literal["auto", "float32", "bfloat16", "float16"],
+        "of matrix products; auto: the fastest native one to train, float32 to sample",
     ] = "auto"
-    compile: Annotated[Literal["auto", "on", "off"], "torch.compile; auto: on CUDA, where it pays for its start-up"] = (
+
+
+@dataclass(frozen=True)
+class SystemConfig(DeviceConfig):
+    """What to train on."""
+
+    compile: Annotated[Literal["auto", "on", "off"], "torch.compile; auto: on a GPU, where it repays its start"] = (
         "auto"
     )
 
@@ -76,18 +79,13 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     return torch.float32
 
 
-def widest_float(device: torch.device) -> torch.dtype:
-    """float64, where the device has it."""
-    return torch.float32 if device.type == "mps" else torch.float64
-
-
 def autocast(device: torch.device, dtype: torch.dtype) -> torch.autocast:
     """Matrix products inside run in `dtype`; weights and sums stay float32."""
     return torch.autocast(device.type, dtype, enabled=dtype != torch.float32)
 
 
 class Runtime:
-    """One process's view of the machine: its device and format, and its place among the processes.
+    """One process's view of the machine: its device and number format, and its place among the processes.
 
     Under torchrun each process takes its share of every batch; otherwise there is one, of rank 0.
     """
@@ -98,7 +96,6 @@ class Runtime:
         self.device = choose_device(system.device)
         self.dtype = choose_dtype(system.dtype, self.device)
         self.compile_mode = system.compile
-        self.handle: nn.Module | None = None
         # Atomic adds in the embedding's backward would make each run its own; so one seed, one result.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
@@ -116,10 +113,9 @@ class Runtime:
     def __exit__(self, *failure: object) -> None:
         """Leave the group of processes, if there is one."""
         if self.world > 1:
-            # The group's own thread wants Python's lock once more, to drop its last tensor. Freeing
-            # the handle waits for that thread and holds the lock: without this pause both wait for ever.
+            # Gloo's thread takes Python's lock once more to drop the last tensor. Destroying the group
+            # waits for that thread, lock in hand: without this pause both can wait for ever.
             time.sleep(0.2)
-            self.handle = None
             dist.destroy_process_group()
 
     def __str__(self) -> str:
@@ -132,7 +128,10 @@ class Runtime:
         """This process's windows of a step's batch. Raises ValueError if it cannot be shared out evenly."""
         share, rest = divmod(batch_size, self.world)
         if rest or share % parts:
-            raise ValueError(f"batch_size ({batch_size}) must be a multiple of {self.world} processes x {parts} parts")
+            raise ValueError(
+                f"batch_size ({batch_size}) must be a multiple of processes x gradient_accumulation_steps "
+                f"({self.world} x {parts})"
+            )
         return slice(self.rank * share, (self.rank + 1) * share)
 
     def autocast(self) -> torch.autocast:
@@ -144,13 +143,16 @@ class Runtime:
         return torch.amp.GradScaler(self.device.type, enabled=self.dtype == torch.float16)
 
     def seed(self, *key: int) -> None:
-        """Make what torch draws next a function of `key` and this process alone."""
-        torch.manual_seed(int(np.random.SeedSequence([*key, self.rank]).generate_state(1, np.uint64)[0]))
+        """Make what torch draws next a function of `key` alone."""
+        sequence = np.random.SeedSequence(key[0], spawn_key=key[1:])
+        torch.manual_seed(int(sequence.generate_state(1, np.uint64)[0]))
 
-    def shared(self, model: nn.Module) -> nn.Module:
-        """A handle to `model` that averages gradients over the processes."""
-        self.handle = nn.parallel.DistributedDataParallel(model) if self.world > 1 else model
-        return self.handle
+    def average_gradients(self, model: nn.Module) -> None:
+        """Give every process the mean of all processes' gradients."""
+        if self.world > 1:
+            for weight in model.parameters():
+                dist.all_reduce(weight.grad)
+                weight.grad /= self.world
 
     def compile(self, function: Callable[..., Tensor], *example: Tensor) -> Callable[..., Tensor]:
         """`function`, compiled where asked for, or as it is where that fails, with one warning.
@@ -174,15 +176,6 @@ class Runtime:
         """The sum of every process's value, the same on each."""
         if self.world == 1:
             return value
-        total = torch.tensor(value, dtype=widest_float(self.device), device=self.device)
+        total = torch.tensor(value, dtype=torch.float64, device=self.device)
         dist.all_reduce(total)
         return total.item()
-
-    @contextlib.contextmanager
-    def first(self) -> Iterator[None]:
-        """Process 0 does what is inside before the others do: they find it done."""
-        if self.world > 1 and self.rank > 0:
-            dist.barrier()
-        yield
-        if self.world > 1 and self.rank == 0:
-            dist.barrier()

@@ -10,7 +10,7 @@ import train
 from data import corpus
 
 LINES = "".join(
-    f"{who}:\nThe {what} is {how}, and so am I.\n\n"
+    f"{who}:\nThe {what} is {how} - and so am I.\n\n"
     for who in ("KATE", "PETER", "ANNE", "TOM")
     for what in ("moon", "king", "rose", "sea", "crown")
     for how in ("pale", "old", "far", "deep", "mine")

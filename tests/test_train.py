@@ -126,6 +126,8 @@ def test_two_processes_train_as_one(text_file, elsewhere):
         subprocess.run(
             [*command, str(ROOT / "train.py"), *flags, "--out_dir", name], check=True, capture_output=True, timeout=120
         )
+    one, two = (checkpoint.load(f"{name}/last.pt").model for name in "12")
+    assert one.keys() == two.keys()
     for split in ("train", "val"):
         one, two = curve(Path("1"), split), curve(Path("2"), split)
         assert [loss for _, loss in one] == pytest.approx([loss for _, loss in two], rel=1e-4)
@@ -184,11 +186,12 @@ def test_a_worse_evaluation_never_touches_the_best(tiny, monkeypatch):
     assert (summary(Path("run"))["best_val_loss"], summary(Path("run"))["val_loss"]) == (1.0, 1.5)
 
 
-def test_patience_ends_a_run_that_no_longer_improves(tiny, monkeypatch):
+def test_patience_ends_a_run_that_no_longer_improves(tiny, monkeypatch, capsys):
     losses = iter([2.0, 1.0, 3.0, 1.5, 0.5])
     monkeypatch.setattr(train, "evaluate", lambda *args: next(losses))
     assert tiny("--max_iters", "90", "--eval_interval", "10", "--patience", "2", "--out_dir", "run") == 0
     assert summary(Path("run"))["iters"] == 40
+    assert "--resume run --patience 0" in capsys.readouterr().out
 
 
 def test_evaluating_twice_gives_the_same_figure(tiny, monkeypatch):
@@ -225,12 +228,20 @@ def test_a_finished_run_with_more_steps_goes_on(tiny):
     assert read_toml("run/config.toml")["max_iters"] == 30
 
 
+def test_a_run_that_ended_between_evaluations_keeps_its_last_point_when_it_goes_on(tiny):
+    assert tiny("--max_iters", "25", "--eval_interval", "10", "--out_dir", "run") == 0
+    assert train.main(["--resume", "run", "--max_iters", "40"]) == 0
+    assert [step for step, _ in curve(Path("run"), "val")] == [10, 20, 25, 30, 40]
+
+
 def test_a_text_that_changed_is_noticed_and_taken_if_named(tiny, text_file, capsys):
     assert tiny("--max_iters", "5", "--out_dir", "run") == 0
     text_file.write_text(text_file.read_text().replace("moon", "noom"))
     assert train.main(["--resume", "run", "--max_iters", "8"]) == 2
     assert "--data" in capsys.readouterr().err
+    before = summary(Path("run"))["best_val_loss"]
     assert train.main(["--resume", "run", "--max_iters", "8", "--data", str(text_file)]) == 0
+    assert summary(Path("run"))["best_val_loss"] != before  # it is the new text's
     text_file.write_text(text_file.read_text() + "é")
     assert train.main(["--resume", "run", "--max_iters", "9", "--data", str(text_file)]) == 2
     assert "'é'" in capsys.readouterr().err

@@ -41,7 +41,7 @@ def test_equals_a_loop_over_positions(attend_, T, S, scale, causal):
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("T", "S"), [(8, 8), (3, 8), (1, 8)])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_kernel_has_the_equation_s_values_and_gradients(dtype, T, S, causal):
+def test_kernel_equals_the_equation_in_values_and_gradients(dtype, T, S, causal):
     results = []
     for attend_ in (attend, fused_attend):
         q, k, v = (draw(2, 3, n, 4, seed=n + i).to(dtype).requires_grad_() for i, n in enumerate((T, S, S)))
@@ -67,7 +67,6 @@ def test_borrower_and_lenders():
     """With log-affinities as scores, softmax is the plain normalisation: 0.8 and 0.2, and 110 coins."""
     q, k = torch.ones(1, 1, dtype=torch.float64), torch.tensor([1000 / 500, 250 / 500], dtype=torch.float64)
     offers = torch.tensor([[100.0], [150.0]], dtype=torch.float64)
-    assert (k / k.sum()).tolist() == [0.8, 0.2]
     torch.testing.assert_close(attend(q, k.log()[:, None], offers, scale=1.0).item(), 110.0)
 
 
@@ -135,12 +134,14 @@ def still(T: int, D: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.ones(T, D // 2, dtype=torch.float64), torch.zeros(T, D // 2, dtype=torch.float64)
 
 
-def test_query_key_and_value_are_three_matrices():
+def test_query_key_and_value_are_three_matrices(monkeypatch):
     attention = module()
     matrices = [attention.query.weight, attention.key.weight, attention.value.weight]
     assert all(not torch.equal(a, b) for i, a in enumerate(matrices) for b in matrices[:i])
-    x = draw(5, 12)
-    scores = rms_norm(attention.query(x)) @ rms_norm(attention.key(x)).mT
+    seen = {}
+    monkeypatch.setattr("model.attention.fused_attend", lambda q, k, v, causal: seen.update(q=q, k=k) or v)
+    attention(draw(1, 5, 12), *still(5, 4))
+    scores = seen["q"] @ seen["k"].mT
     assert not torch.allclose(scores, scores.mT)  # what i sees in j is not what j sees in i
 
 
@@ -165,20 +166,22 @@ def test_without_positions_blind_to_order_with_them_not():
 
 
 @pytest.mark.parametrize("shift", [1, 1000, 10**6])
-def test_a_shift_of_the_window_changes_no_score(shift):
-    q, k = draw(1, 1, 9, 8), draw(1, 1, 9, 8, seed=1)
-    here, there = rotation(0, 9, 8, like=q), rotation(shift, 9, 8, like=q)
-    torch.testing.assert_close(
-        rotate(q, *here) @ rotate(k, *here).mT, rotate(q, *there) @ rotate(k, *there).mT, rtol=1e-6, atol=1e-6
-    )
+def test_a_shift_of_the_window_changes_nothing(shift):
+    attention, x = module(), draw(1, 6, 12)
+    here, there = attention(x, *rotation(0, 6, 4, like=x)), attention(x, *rotation(shift, 6, 4, like=x))
+    torch.testing.assert_close(here, there, rtol=1e-7, atol=1e-7)
 
 
-def test_rotation_keeps_lengths_and_is_exact_far_out():
+def test_rotation_keeps_lengths():
     x = draw(1, 1, 9, 8)
     torch.testing.assert_close(rotate(x, *rotation(7, 9, 8, like=x)).norm(dim=-1), x.norm(dim=-1))
-    narrow, wide = rotation(10**6, 9, 8, like=x.float()), rotation(10**6, 9, 8, like=x)
-    for float32, float64 in zip(narrow, wide, strict=True):
-        torch.testing.assert_close(float32, float64.float())
+
+
+def test_rms_norm_gives_every_vector_a_root_mean_square_of_one():
+    x = 7 * draw(3, 9, 8)
+    normed = rms_norm(x)
+    torch.testing.assert_close(normed.square().mean(-1), torch.ones(3, 9, dtype=torch.float64))
+    torch.testing.assert_close(torch.cosine_similarity(x, normed, dim=-1), torch.ones(3, 9, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("cuts", [[1] * 7, [3, 4], [4, 1, 1, 1], [7]])

@@ -38,7 +38,12 @@ def test_changing_a_character_changes_no_logit_before_it():
 
 def test_no_gradient_reaches_back_from_the_future():
     model, ids_BT, made = network(), ids(1, 12), []
-    model.embedding.register_forward_hook(lambda *args: made.append(args[-1].retain_grad() or args[-1]))
+
+    def keep(module, args, x_BTC):
+        x_BTC.retain_grad()
+        made.append(x_BTC)
+
+    model.embedding.register_forward_hook(keep)
     for t in range(12):
         model(ids_BT)[0, t].square().sum().backward()
         reached = made[-1].grad[0].abs().amax(-1) > 0
@@ -59,18 +64,30 @@ def test_a_new_block_is_the_identity():
     assert torch.equal(block(x, *angles), x)
 
 
-def test_the_feed_forward_layer_mixes_no_positions():
-    mlp, x, order = network().blocks[0].mlp, torch.randn(1, 5, 16, dtype=torch.float64), [3, 0, 4, 1, 2]
-    torch.testing.assert_close(mlp(x[:, order]), mlp(x)[:, order])
+def test_the_feed_forward_layer_mixes_no_positions_and_attention_does():
+    block, x, order = network().blocks[0], torch.randn(1, 5, 16, dtype=torch.float64), [3, 0, 4, 1, 2]
+    angles = torch.ones(5, 4, dtype=torch.float64), torch.zeros(5, 4, dtype=torch.float64)
+    assert not torch.allclose(block(x[:, order], *angles), block(x, *angles)[:, order])
+    nn.init.zeros_(block.attention.proj.weight)  # what is left is the feed-forward part
+    torch.testing.assert_close(block(x[:, order], *angles), block(x, *angles)[:, order])
+    assert not torch.equal(block(x, *angles), x)
+
+
+def test_the_feed_forward_layer_is_a_squared_relu_between_two_matrices():
+    mlp = network().blocks[0].mlp
+    x = torch.randn(16, dtype=torch.float64)
+    hidden = torch.tensor([max(0.0, h.item()) ** 2 for h in mlp.fc.weight @ x], dtype=torch.float64)
+    torch.testing.assert_close(mlp(x), mlp.proj.weight @ hidden)
 
 
 def test_one_character_in_two_contexts_has_one_embedding_and_two_vectors():
+    """As "bank" has in an article: the same going in, wherever it stands, another coming out."""
     model, seen = network(), {}
-    model.embedding.register_forward_hook(lambda *args: seen.update(static=args[-1]))
+    model.blocks[0].register_forward_pre_hook(lambda _, args: seen.update(static=args[0]))
     model.head.register_forward_pre_hook(lambda _, args: seen.update(contextual=args[0]))
-    model(torch.tensor([[1, 2, 3, 7], [4, 5, 6, 7]]))
-    assert torch.equal(*seen["static"][:, -1])
-    assert not torch.allclose(*seen["contextual"][:, -1])
+    model(torch.tensor([[1, 7, 3, 2], [4, 5, 6, 7]]))
+    assert torch.equal(seen["static"][0, 1], seen["static"][1, 3])
+    assert not torch.allclose(seen["contextual"][0, 1], seen["contextual"][1, 3])
 
 
 @pytest.mark.parametrize("cuts", [[1] * 12, [5, 7], [7, 1, 4]])
