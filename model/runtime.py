@@ -31,9 +31,7 @@ class DeviceConfig:
 class SystemConfig(DeviceConfig):
     """What to train on."""
 
-    compile: Annotated[Literal["auto", "on", "off"], "torch.compile; auto: on a GPU, where it repays its start"] = (
-        "auto"
-    )
+    compile: Annotated[Literal["auto", "on", "off"], "torch.compile; auto: on a GPU, where it pays"] = "auto"
 
 
 def choose_device(name: str) -> torch.device:
