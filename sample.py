@@ -50,14 +50,14 @@ class SampleConfig:
 def find_checkpoint(named: str | None, which: str) -> Path:
     """The checkpoint meant. Raises ValueError where there is none."""
     if named is None:
-        runs = sorted(Path("runs").glob("*/*.pt"), key=lambda path: path.stat().st_mtime)
+        runs = sorted(filter(os.path.isfile, Path("runs").glob("*/*.pt")), key=os.path.getmtime)
         if not runs:
             raise ValueError("there is no run under runs/ yet; train one with python train.py, or name a checkpoint")
         named = str(runs[-1].parent)
     path = Path(named)
-    if path.is_dir():
+    if os.path.isdir(path):
         path = path / f"{which}.pt"
-        if not path.is_file():
+        if not os.path.exists(path):
             others = sorted(other.stem for other in path.parent.glob("*.pt"))
             raise ValueError(f"{path} does not exist" + (f"; --which {others[0]} does" if others else ""))
     return path
@@ -66,6 +66,8 @@ def find_checkpoint(named: str | None, which: str) -> Path:
 def read_prompt(config: TextConfig, encoding: str) -> str:
     """The text to continue, which may be empty."""
     if config.prompt_file == "-":
+        if not hasattr(sys.stdin, "buffer"):  # a notebook's or a test's
+            return sys.stdin.read()
         try:
             return sys.stdin.buffer.read().decode("utf-8").removeprefix("\ufeff")
         except UnicodeDecodeError as error:
@@ -121,14 +123,11 @@ def sample(argv: list[str]) -> int:
 
     with open_out(config.text.out, trained.data.encoding) as out, autocast(device, dtype):
         print(f"{path}, step {saved.step}, on {device}", file=sys.stderr)
-        try:
-            for piece in stream_texts(model, saved.vocab, start, prompt, config):
-                out.write(piece)
-                out.flush()
-            if out.isatty():
-                out.write("\n")
-        except BrokenPipeError:  # the reader, head perhaps, has had enough
-            os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
+        for piece in stream_texts(model, saved.vocab, start, prompt, config):
+            out.write(piece)
+            out.flush()
+        if out.isatty():
+            out.write("\n")
     return 0
 
 

@@ -22,7 +22,7 @@ from model.checkpoint import Checkpoint
 from model.ending import exit_status, remembered_signals
 from model.generate import SamplingConfig, generate
 from model.gpt import GPT
-from model.record import Record, new_run_dir, require_no_run
+from model.record import Record, new_run_dir, require_free
 from model.runtime import Runtime
 
 
@@ -61,7 +61,7 @@ def require_finite(name: str, value: float, step: int, rate: float, runtime: Run
 def train(argv: list[str], began: float) -> int:
     """From the command line to the experiment. Returns the exit status."""
     command = read_command(argv)
-    require_no_run(command.config.run.out_dir)
+    require_free(command.config.run.out_dir)
     with Runtime(command.config.system) as runtime:
         return experiment(command, runtime, began)
 
@@ -108,11 +108,11 @@ def experiment(command: Command, runtime: Runtime, began: float) -> int:
         checkpoint.capture(state, model, optimizers, scaler)
         record.save(state, *names)
 
-    # Two handles on one network: `model` evaluates, saves and samples; `step_loss`, perhaps compiled, only trains.
-    step_loss = runtime.compile(partial(loss_of, model), *next(batches(0)))
-    model.zero_grad()
     record = Record(run_dir if leader else None, to_toml(config), state, plan)
     with remembered_signals() as signals, record:
+        # Two handles on one network: `model` evaluates, saves and samples; `step_loss`, perhaps compiled, only trains.
+        step_loss = runtime.compile(partial(loss_of, model), *next(batches(0)))
+        model.zero_grad()
         while True:
             rate = optim.learning_rate(state.step, plan)
             finished = state.step >= plan.max_iters

@@ -8,6 +8,7 @@ configures. A field is a key: `n_layer: Annotated[int, "help", "[1, inf)"] = 4` 
 import contextlib
 import difflib
 import json
+import os
 import tomllib
 from collections.abc import Iterable
 from dataclasses import fields
@@ -70,10 +71,10 @@ def to_toml(config: Any) -> str:
 
 def read_toml(path: Path | str) -> dict[str, Any]:
     """A preset's keys and values. Raises ValueError if it cannot be read or is not TOML."""
-    if Path(path).is_dir():
+    if os.path.isdir(path):
         raise ValueError(f"{path} is a folder, not a preset; to go on with a run: --resume {path}")
     try:
-        return tomllib.loads(Path(path).read_text("utf-8"))
+        return tomllib.loads(Path(path).read_text("utf-8-sig"))
     except OSError as error:
         raise ValueError(f"preset {path} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
@@ -145,7 +146,7 @@ def _checked(name: str, key: Key, value: Any) -> Any:
         value = key.kind(value)
     elif not isinstance(value, str):
         raise ValueError(f"{name} is {value!r}; it must be text")
-    elif value.encode("utf-8", "replace").decode() != value:
+    elif "\0" in value or value.encode("utf-8", "replace").decode() != value:
         raise ValueError(f"{name} is {value!r}, which is not Unicode text")
     return value
 

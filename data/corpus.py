@@ -3,8 +3,7 @@
 Shapes: N characters, B batch, T time (block_size).
 """
 
-import contextlib
-import tempfile
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -19,7 +18,7 @@ from data.tokenizer import CharTokenizer
 
 PREPARED = Path(__file__).with_name("prepared")  # ids by the text's hash; may be deleted at any time
 EVAL_CHARS = 4096  # characters a validation batch: what fits the cache is quickest
-MOST_VAL_CHARS = 1 << 20  # validation splits beyond this are sampled at even distances
+MOST_VAL_CHARS = 1 << 22  # half a minute on two cores; longer validation splits are sampled at even distances
 
 
 @dataclass(frozen=True)
@@ -96,12 +95,13 @@ def open_corpus(config: DataConfig, block_size: int, vocab: str | None = None) -
     path = tiny_shakespeare() if config.data is None else Path(config.data)
     files = text_files(path)
     sha256 = fingerprint(files, config.encoding)
-    folder = PREPARED / sha256
-    if not folder.is_dir():
-        _prepare(files, config.encoding, folder)
-    own = CharTokenizer((folder / "vocab.txt").read_bytes().decode())
-    tokenizer = CharTokenizer(vocab) if vocab else own
-    ids_N = np.load(folder / "ids.npy", mmap_mode="r")
+    prepared = PREPARED / f"{sha256}.npy"
+    try:
+        ids_N, own_vocab = _load(prepared)
+    except (OSError, EOFError, ValueError):  # not there yet, or damaged
+        _prepare(files, config.encoding, prepared)
+        ids_N, own_vocab = _load(prepared)
+    tokenizer = CharTokenizer(vocab or own_vocab)
 
     n_train = int(len(ids_N) * (1 - config.val_fraction))
     train, val = ids_N[:n_train], ids_N[n_train:]
@@ -110,13 +110,21 @@ def open_corpus(config: DataConfig, block_size: int, vocab: str | None = None) -
             f"{path} has {len(train):,} characters to train on and {len(val):,} to validate; each must be longer "
             f"than block_size ({block_size}): take a longer text, a smaller --block_size or another --val_fraction"
         )
-    if len(own.vocab) < 2:
-        raise ValueError(f"{path} holds one character over and over, {own.vocab!r}: there is nothing to learn")
-    return Corpus(str(path), sha256, tokenizer, tokenizer.encode(own.vocab).astype(np.int64), train, val)
+    if len(own_vocab) < 2:
+        raise ValueError(f"{path} holds one character over and over, {own_vocab!r}: there is nothing to learn")
+    return Corpus(str(path), sha256, tokenizer, tokenizer.encode(own_vocab).astype(np.int64), train, val)
 
 
-def _prepare(files: list[Path], encoding: str, folder: Path) -> None:
-    """Two passes over the text, the first for its vocabulary, the second for its ids."""
+def _load(path: Path) -> tuple[np.ndarray, str]:
+    """The ids_N, left on disk, and the vocabulary that `_prepare` wrote."""
+    ids_N = np.load(path, mmap_mode="r")
+    with open(path, "rb") as file:
+        file.seek(ids_N.offset + ids_N.nbytes)
+        return ids_N, file.read().decode()
+
+
+def _prepare(files: list[Path], encoding: str, path: Path) -> None:
+    """Write the ids as a .npy file, the vocabulary behind them: a pass over the text for each."""
     seen, length = np.zeros(0x110000, bool), 0
     for text in decoded(files, encoding):
         seen[np.frombuffer(text.encode("utf-32-le"), "<u4")] = True
@@ -125,19 +133,20 @@ def _prepare(files: list[Path], encoding: str, folder: Path) -> None:
         raise ValueError(f"{files[0]} is empty")
     vocab = "".join(map(chr, np.flatnonzero(seen)))
     tokenizer = CharTokenizer(vocab)
+    header = {"descr": tokenizer.dtype.str, "fortran_order": False, "shape": (length,)}
 
     PREPARED.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=PREPARED, ignore_cleanup_errors=True) as name:
-        partial = Path(name, "whole")
-        partial.mkdir()
-        (partial / "vocab.txt").write_bytes(vocab.encode())
-        ids_N = np.lib.format.open_memmap(partial / "ids.npy", "w+", tokenizer.dtype, (length,))
-        filled = 0
-        for text in decoded(files, encoding):
-            ids_N[filled : filled + len(text)] = tokenizer.encode(text)
-            filled += len(text)
-        if filled != length:
+    partial = path.with_suffix(f".{os.getpid()}")
+    try:
+        with open(partial, "wb") as file:  # a file that grows: a map of one would crash on a full disk
+            np.lib.format.write_array_header_1_0(file, header)
+            for text in decoded(files, encoding):
+                file.write(tokenizer.encode(text).tobytes())
+            file.write(vocab.encode())
+            file.flush()
+            os.fsync(file.fileno())
+        if fingerprint(files, encoding) != path.stem:
             raise ValueError(f"{files[0]} changed while it was being read")
-        ids_N.flush()
-        with contextlib.suppress(OSError):  # another process may have been quicker
-            partial.rename(folder)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -2,6 +2,7 @@
 
 import codecs
 import hashlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,21 +15,23 @@ def read_text(path: Path, encoding: str) -> str:
 
 
 def text_files(path: Path) -> list[Path]:
-    """The file itself, or a folder's texts in the order of their paths."""
-    if path.is_dir():
+    """The file itself, or a folder's texts in the order of their paths. Raises ValueError where there are none."""
+    if os.path.isdir(path):
+        if not os.access(path, os.R_OK | os.X_OK):
+            raise ValueError(f"{path} cannot be read: permission denied")
         files = sorted(file for file in path.rglob("*.txt") if file.is_file())
         if not files:
             raise ValueError(f"{path} is a folder without any .txt file")
         return files
-    if not path.exists():
+    if not os.path.exists(path):
         raise ValueError(f"{path} does not exist")
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise ValueError(f"{path} is neither a file nor a folder")
     return [path]
 
 
 def fingerprint(files: list[Path], encoding: str) -> str:
-    """What the prepared ids depend on: the encoding and every file's bytes."""
+    """What the prepared ids depend on: the encoding and every file's bytes. Raises ValueError, as does `decoded`."""
     total = hashlib.sha256(codecs.lookup(encoding).name.encode())
     for file in files:
         try:
@@ -40,7 +43,10 @@ def fingerprint(files: list[Path], encoding: str) -> str:
 
 
 def decoded(files: list[Path], encoding: str) -> Iterator[str]:
-    """The files' text in pieces, a newline between files, byte order marks dropped, newlines as they are."""
+    """The files' text in pieces, a newline between files, byte order marks dropped, newlines as they are.
+
+    Raises ValueError that names the first byte which is not in `encoding`, or why a file cannot be read.
+    """
     for i, file in enumerate(files):
         if i:
             yield "\n"

@@ -5,6 +5,7 @@ of all before it. (`torch.load` ignores what follows, so it reads the file too; 
 a damaged one without a word, which is why `load` checks the digest before it parses anything.)
 """
 
+import contextlib
 import hashlib
 import io
 import os
@@ -59,9 +60,12 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise OSError(
+            f"{path} cannot be written ({error.strerror}); what it held before is whole: make room, then --resume it"
+        ) from None
 
 
 def load(path: Path | str) -> Checkpoint:
@@ -83,6 +87,8 @@ def load(path: Path | str) -> Checkpoint:
         plain = kind if isinstance(kind, UnionType) else get_origin(kind) or kind
         if not isinstance(getattr(checkpoint, name), plain):
             raise ValueError(f"{path} is no checkpoint of Quill: {name} is not of type {kind}")
+    if not checkpoint.vocab or checkpoint.step < 0 or not all(isinstance(key, str) for key in checkpoint.config):
+        raise ValueError(f"{path} is no checkpoint of Quill")
     return checkpoint
 
 
@@ -115,7 +121,7 @@ def restore(
 def _fall_back(path: Path) -> str:
     """Words that point to the other checkpoint of the same run, if it is there."""
     other = path.with_name({"last.pt": "best.pt", "best.pt": "last.pt"}.get(path.name, path.name))
-    return f"; {other} may be whole: name that instead" if other != path and other.is_file() else ""
+    return f"; {other} may be whole: name that instead" if other != path and os.path.isfile(other) else ""
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

@@ -1,6 +1,7 @@
 """How a run ends: by a signal, by an error, by itself."""
 
 import contextlib
+import os
 import signal
 import sys
 import threading
@@ -41,20 +42,27 @@ def exit_status(work: Callable[[], int]) -> int:
     numbers (FloatingPointError), memory. Anything else is a bug, and keeps its traceback.
     Standard output is UTF-8, whatever code page Python was told to print in.
     """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed by whoever started this process
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
     if hasattr(sys.stdout, "reconfigure"):  # what a test or a notebook puts in its place may have none
         sys.stdout.reconfigure(encoding="utf-8", newline="")
     try:
         return work()
+    except SystemExit as done:
+        return int(done.code or 0)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except BrokenPipeError:  # the reader, head perhaps, has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except ValueError as error:
         message, status = str(error), 2
     except (OSError, FloatingPointError) as error:
         message, status = str(error), 1
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
     except (MemoryError, RuntimeError) as error:
-        text = str(error)
-        if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "allocate memory" not in text:
+        if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "allocate memory" not in str(error):
             raise
-        message, status = "out of memory; halve batch_size, n_embd or block_size", 1
+        message, status = "out of memory; halve batch_size, n_embd or block_size (num_samples where it samples)", 1
     print("error:", " ".join(message.split()), file=sys.stderr)
     return status

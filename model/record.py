@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import shlex
 import sys
 import time
@@ -18,10 +19,14 @@ from model.checkpoint import Checkpoint
 from model.optim import OptimConfig
 
 
-def require_no_run(out_dir: str | None) -> None:
-    """Raise ValueError if a run is in that folder: what was saved stays saved."""
-    if out_dir is not None and any(Path(out_dir, name).exists() for name in ("last.pt", "best.pt")):
+def require_free(out_dir: str | None) -> None:
+    """Raise ValueError if a run is in that folder already, or cannot be: what was saved stays saved."""
+    path = Path(out_dir or "runs")
+    if out_dir and any(os.path.exists(path / name) for name in ("config.toml", "last.pt", "best.pt")):
         raise ValueError(f"out_dir {out_dir} already holds a run; go on with it by --resume {out_dir}, or name another")
+    there = next(folder for folder in (path, *path.parents) if os.path.exists(folder))
+    if not os.path.isdir(there) or not os.access(there, os.W_OK | os.X_OK):
+        raise ValueError(f"out_dir {path} cannot be written")
 
 
 def new_run_dir(out_dir: str | None) -> Path:

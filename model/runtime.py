@@ -89,8 +89,8 @@ class Runtime:
     """
 
     def __init__(self, system: SystemConfig) -> None:
-        self.rank = int(os.environ.get("RANK", "0"))
         self.world = int(os.environ.get("WORLD_SIZE", "1"))
+        self.rank = int(os.environ["RANK"]) if self.world > 1 else 0
         self.device = choose_device(system.device)
         self.dtype = choose_dtype(system.dtype, self.device)
         self.compile_mode = system.compile

@@ -1,7 +1,6 @@
 """Every input that a person can get wrong: one clear line, status 2, nothing left behind."""
 
 import io
-import os
 import shutil
 import sys
 from pathlib import Path
@@ -97,14 +96,20 @@ def test_training_refuses(elsewhere, capsys, monkeypatch, argv, said):
         assert words in line
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write and read anything")
-def test_what_may_not_be_read_or_written_is_refused(elsewhere, capsys):
+def test_an_out_dir_that_will_not_do_is_named_before_anything_is_read(elsewhere, capsys, monkeypatch):
     files(elsewhere)
-    Path("good.txt").chmod(0)
-    assert "good.txt cannot be read" in refused(capsys, train.main, ["--data", "good.txt", *TINY])
-    Path("good.txt").chmod(0o600)
-    Path("folder").chmod(0o500)
-    assert "cannot be written" in refused(capsys, train.main, ["--data", "good.txt", "--out_dir", "folder/x", *TINY])
+    monkeypatch.setattr(train, "open_corpus", None)
+    assert "file/x cannot be written" in refused(capsys, train.main, ["--out_dir", "file/x", *TINY])
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "locked/x"])
+def test_a_path_that_cannot_be_is_refused(elsewhere, capsys, name):
+    """A name too long for the disk, or in a folder that may not be entered (unless one is root)."""
+    files(elsewhere)
+    Path("locked").mkdir(mode=0)
+    for argv in (["--data", name], [name], ["--resume", name]):
+        assert name in refused(capsys, train.main, [*argv, *(TINY if argv[0] == "--data" else [])])
+    assert name in refused(capsys, sample.main, [name])
 
 
 @pytest.fixture

@@ -280,3 +280,17 @@ def test_the_second_start_does_not_prepare_the_text_again(tiny, monkeypatch):
     assert tiny("--max_iters", "1") == 0
     monkeypatch.setattr(corpus, "_prepare", None)
     assert tiny("--max_iters", "1") == 0
+
+
+def test_a_signal_while_it_compiles_leaves_a_run_that_can_be_resumed(tiny, monkeypatch):
+    def compile_slowly(self, function, *example):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return function
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train.Runtime, "compile", compile_slowly)
+        assert tiny("--max_iters", "20", "--out_dir", "run") == 128 + signal.SIGTERM
+    assert checkpoint.load("run/last.pt").step == 0
+    assert train.main(["--resume", "run"]) == 0
+    assert tiny("--max_iters", "20", "--out_dir", "whole") == 0
+    assert_same_run(Path("whole"), Path("run"))

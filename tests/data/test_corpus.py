@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from data import corpus
 from data.corpus import DataConfig, open_corpus
 from data.text import read_text
+from tests.conftest import LINES
 
 
 def whole(opened: corpus.Corpus) -> str:
@@ -158,3 +159,24 @@ def test_no_partial_preparation_is_left_or_used(text_file, monkeypatch):
             opened(text_file)
     assert not list(corpus.PREPARED.iterdir())
     assert whole(opened(text_file)) == text_file.read_text()
+
+
+@pytest.mark.parametrize("damage", [b"", b"short", None])
+def test_a_preparation_that_is_damaged_is_made_anew(text_file, damage):
+    whole(opened(text_file))
+    (prepared,) = corpus.PREPARED.iterdir()
+    prepared.write_bytes(prepared.read_bytes()[:-500] if damage is None else damage)
+    assert whole(opened(text_file)) == text_file.read_text()
+
+
+def test_a_text_that_changes_while_it_is_read_is_refused(text_file, monkeypatch):
+    encode = corpus.CharTokenizer.encode
+
+    def meanwhile(self, text):
+        text_file.write_text(LINES[::-1])
+        return encode(self, text)
+
+    monkeypatch.setattr(corpus.CharTokenizer, "encode", meanwhile)
+    with pytest.raises(ValueError, match="changed"):
+        opened(text_file)
+    assert not list(corpus.PREPARED.iterdir())

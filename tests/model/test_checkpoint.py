@@ -89,7 +89,18 @@ def test_a_malicious_pickle_is_never_executed(tmp_path, sealed):
     assert (tmp_path / "trapped").exists()
 
 
-@pytest.mark.parametrize("wrong", [{"step": "7"}, {"model": None}, {"best_val_loss": "low"}, {"surprise": 1}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"step": "7"},
+        {"step": -1, "vocab": "ab"},
+        {"vocab": ""},
+        {"vocab": "ab", "config": {1: 2}},
+        {"model": None},
+        {"best_val_loss": "low"},
+        {"surprise": 1},
+    ],
+)
 def test_a_sealed_file_of_other_content_is_refused(tmp_path, wrong):
     buffer = io.BytesIO()
     torch.save(wrong, buffer)
