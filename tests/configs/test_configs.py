@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import configs
@@ -34,6 +34,7 @@ values = st.fixed_dictionaries(
 
 
 @given(values)
+@example({"data": "\x7f"})
 def test_a_config_written_is_the_config_read(given_values):
     config = build(TrainConfig, given_values)
     assert build(TrainConfig, tomllib.loads(to_toml(config))) == config

@@ -85,6 +85,7 @@ def test_a_malicious_pickle_is_never_executed(tmp_path, sealed):
     path.write_bytes(payload + hashlib.sha256(payload).digest() if sealed else buffer.getvalue())
     with pytest.raises(ValueError, match=r"evil\.pt is no checkpoint"):
         load(path)
+    assert not (tmp_path / "trapped").exists()
     torch.load(path, weights_only=False)  # the trap does work
     assert (tmp_path / "trapped").exists()
 

@@ -60,12 +60,14 @@ def test_both_optimisers_take_steps_of_one_size():
 
 def test_a_float16_overflow_moves_nothing_and_halves_the_scale():
     model, scaler = GPT(CONFIG, 7), torch.amp.GradScaler("cpu", init_scale=4.0)
-    scaler.scale(torch.zeros(()))  # makes the scale
-    before = [weight.clone() for weight in model.parameters()]
-    for weight in model.parameters():
-        weight.grad = torch.ones_like(weight)
-    model.head.weight.grad[0, 0] = torch.inf
-    update(model, optimizers(model, OptimConfig()), scaler, 0.1, 1.0)
+    both = optimizers(model, OptimConfig())
+    for overflow in (False, True):  # after a first step, momentum alone would move the weights
+        before = [weight.clone() for weight in model.parameters()]
+        for weight in model.parameters():
+            weight.grad = scaler.scale(torch.ones_like(weight))
+        if overflow:
+            model.head.weight.grad[0, 0] = torch.inf
+        update(model, both, scaler, 0.1, 1.0)
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
     assert scaler.get_scale() == 2.0
 

@@ -13,7 +13,9 @@ def machine(monkeypatch):
     def pretend(cuda: int = 0, mps: bool = False, bf16: bool = True, cpu: tuple[str, ...] = ()) -> None:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda > 0)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: cuda)
-        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: bf16)
+        monkeypatch.setattr(
+            torch.cuda, "is_bf16_supported", lambda including_emulation=True: bf16 or including_emulation
+        )
         monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
         monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: dict.fromkeys(cpu, True), raising=False)
 
