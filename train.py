@@ -78,7 +78,7 @@ def experiment(command: Command, runtime: Runtime, began: float) -> int:
 
     runtime.seed(run.seed)
     model = GPT(size, len(corpus.tokenizer.vocab)).to(runtime.device)
-    optimizers, scaler = optim.optimizers(model, plan), runtime.scaler()
+    optimizers, scaler = optim.optimizers(model, plan, runtime.dtype), runtime.scaler()
     state = saved or Checkpoint(vocab=corpus.tokenizer.vocab)
     if saved:
         checkpoint.restore(state, model, optimizers, scaler)

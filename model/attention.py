@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+EQUATION_IS_QUICKER = 512 * 512  # weights per head
+
 
 def attention_weights(q: Tensor, k: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
     """How much each query attends to each key: softmax(Q Kᵀ / √d + mask).
@@ -21,10 +23,9 @@ def attention_weights(q: Tensor, k: Tensor, causal: bool = False, scale: float |
     (Vaswani et al. 2017, "Attention is all you need").
     """
     T, S, D = q.size(-2), k.size(-2), q.size(-1)
-    scores_BHTS = q @ k.mT * (D**-0.5 if scale is None else scale)
+    scores_BHTS = (q * (D**-0.5 if scale is None else scale)) @ k.mT
     if causal:
-        visible_TS = torch.ones(T, S, dtype=torch.bool, device=q.device).tril(S - T)
-        scores_BHTS = scores_BHTS.masked_fill(~visible_TS, -torch.inf)
+        scores_BHTS = scores_BHTS + torch.full((T, S), -torch.inf, dtype=q.dtype, device=q.device).triu(S - T + 1)
     return scores_BHTS.softmax(dim=-1)
 
 
@@ -41,9 +42,14 @@ def fused_attend(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: f
     """`attend` by PyTorch's fused kernel, which never writes the T x S weights to memory.
 
     Same arguments, same values and gradients. The kernel's own `is_causal` counts queries from
-    the first key, not from the last, so it serves only where there are as many of each.
+    the first key, not from the last, so it serves only where there are as many of each. On a CPU
+    with half precision (v's) the kernel is slow: up to some 500 characters the equation itself
+    takes half its time, weights and all.
     """
     T, S = q.size(-2), k.size(-2)
+    if q.device.type == "cpu" and v.dtype.itemsize == 2 and T * S <= EQUATION_IS_QUICKER:
+        with torch.autocast("cpu", enabled=False):  # which would widen the softmax's memory
+            return attend(q.to(v.dtype), k.to(v.dtype), v, causal, scale)
     if causal and 1 < T < S:
         visible_TS = torch.ones(T, S, dtype=torch.bool, device=q.device).tril(S - T)
         return F.scaled_dot_product_attention(q, k, v, attn_mask=visible_TS, scale=scale)

@@ -1,5 +1,6 @@
 """What changes the weights: Muon for the blocks' matrices, AdamW for the rest, and their rate over time."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -23,18 +24,56 @@ class OptimConfig:
     grad_clip: Annotated[float, "clip the gradient to this norm (0: never)", "[0, inf)"] = 1.0
 
 
-def optimizers(model: GPT, config: OptimConfig) -> list[torch.optim.Optimizer]:
-    """Muon (Jordan et al. 2024) for the matrices inside the blocks, AdamW for embedding and head.
+class Muon(torch.optim.Optimizer):
+    """`torch.optim.Muon` for small matrices: all of one shape take their step together.
 
-    Muon's steps are scaled to the size of AdamW's (Liu et al. 2025, "Muon is scalable"), so that
-    one learning rate serves both. Weight decay pulls on the blocks' matrices alone.
+    Momentum, then the nearest matrix that turns every direction equally, by five Newton-Schulz
+    iterations (Jordan et al. 2024, "Muon"), at a length that suits AdamW's learning rate (Liu et al.
+    2025, "Muon is scalable"). `dtype` is the iterations' format. One by one, a small network's
+    matrices keep no processor busy: together they take a third of the time.
     """
-    matrices = list(model.blocks.parameters())
+
+    def __init__(self, weights: Iterable[Tensor], lr: float, weight_decay: float, dtype: torch.dtype) -> None:
+        super().__init__(weights, {"lr": lr, "weight_decay": weight_decay})
+        self.dtype = dtype
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """One step, from every weight's gradient."""
+        for group in self.param_groups:
+            by_shape: dict[torch.Size, list[Tensor]] = {}
+            for weight in group["params"]:
+                by_shape.setdefault(weight.shape, []).append(weight)
+            for shape, weights in by_shape.items():
+                grads_NRC = torch.stack([weight.grad for weight in weights])
+                momentum_NRC = self.state[weights[0]].setdefault("momentum", torch.zeros_like(grads_NRC))
+                momentum_NRC.lerp_(grads_NRC, 0.05)
+                steps_NRC = orthogonalise(grads_NRC.lerp(momentum_NRC, 0.95).to(self.dtype)).to(grads_NRC.dtype)
+                for weight, step in zip(weights, steps_NRC, strict=True):
+                    weight.mul_(1 - group["lr"] * group["weight_decay"])
+                    weight.sub_(step, alpha=group["lr"] * 0.2 * max(shape) ** 0.5)
+
+
+def orthogonalise(x_NRC: Tensor) -> Tensor:
+    """N matrices with their singular values moved to between 0.7 and 1.2 or so, whatever they were."""
+    if x_NRC.size(1) > x_NRC.size(2):
+        return orthogonalise(x_NRC.mT).mT
+    x_NRC = x_NRC / x_NRC.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
+    for _ in range(5):
+        gram_NRR = x_NRC @ x_NRC.mT
+        quintic_NRR = torch.baddbmm(gram_NRR, gram_NRR, gram_NRR, beta=-4.775, alpha=2.0315)
+        x_NRC = torch.baddbmm(x_NRC, quintic_NRR, x_NRC, beta=3.4445)
+    return x_NRC
+
+
+def optimizers(model: GPT, config: OptimConfig, dtype: torch.dtype) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices inside the blocks, in `dtype`, AdamW for embedding and head.
+
+    One learning rate serves both. Weight decay pulls on the blocks' matrices alone.
+    """
     rest = [*model.embedding.parameters(), *model.head.parameters()]
     return [
-        torch.optim.Muon(
-            matrices, lr=config.learning_rate, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw"
-        ),
+        Muon(model.blocks.parameters(), config.learning_rate, config.weight_decay, dtype),
         torch.optim.AdamW(rest, lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True),
     ]
 

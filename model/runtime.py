@@ -3,7 +3,9 @@
 The only file that names cuda, mps, bfloat16 or RANK, so that the rest reads as mathematics.
 """
 
+import ctypes
 import os
+import platform
 import sys
 import time
 from collections.abc import Callable
@@ -82,6 +84,17 @@ def autocast(device: torch.device, dtype: torch.dtype) -> torch.autocast:
     return torch.autocast(device.type, dtype, enabled=dtype != torch.float32)
 
 
+def keep_freed_memory() -> None:
+    """Have the C library keep what is freed: fetching each step's memory anew costs a tenth of its time.
+
+    GNU's alone takes these settings: blocks below 32 MiB from the heap, and no heap given back.
+    """
+    if platform.libc_ver()[0] == "glibc":
+        libc = ctypes.CDLL(None)
+        libc.mallopt(-3, 32 << 20)  # M_MMAP_THRESHOLD, at its highest
+        libc.mallopt(-1, 1 << 30)  # M_TRIM_THRESHOLD
+
+
 class Runtime:
     """One process's view of the machine: its device and number format, and its place among the processes.
 
@@ -94,6 +107,8 @@ class Runtime:
         self.device = choose_device(system.device)
         self.dtype = choose_dtype(system.dtype, self.device)
         self.compile_mode = system.compile
+        if self.device.type == "cpu":
+            keep_freed_memory()
         # Atomic adds in the embedding's backward would make each run its own; so one seed, one result.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)

@@ -51,6 +51,16 @@ def test_kernel_equals_the_equation_in_values_and_gradients(dtype, T, S, causal)
     torch.testing.assert_close(*results)
 
 
+@pytest.mark.parametrize("quicker", [0, 512 * 512], ids=["kernel", "equation"])
+def test_half_precision_is_the_equation_to_that_precision(monkeypatch, quicker):
+    monkeypatch.setattr("model.attention.EQUATION_IS_QUICKER", quicker)
+    q, k, v = (draw(2, 3, 32, 8, seed=i).bfloat16() for i in range(3))
+    with torch.autocast("cpu", torch.bfloat16):
+        out = fused_attend(q.float(), k.float(), v, causal=True)
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out.double(), attend(q.double(), k.double(), v.double(), True), rtol=0.02, atol=0.02)
+
+
 def test_hand_worked_example():
     x = torch.tensor([[1, 0, 1], [0, 1, 0], [1, 1, 1]], dtype=torch.float64)
     q = x @ torch.tensor([[1, 0, 1], [0, 1, 0], [1, 1, 1]], dtype=torch.float64)

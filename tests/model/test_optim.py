@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from model.gpt import GPT, GPTConfig
-from model.optim import OptimConfig, learning_rate, optimizers, update
+from model.optim import Muon, OptimConfig, learning_rate, optimizers, orthogonalise, update
 
 CONFIG = GPTConfig(n_layer=2, n_head=2, n_embd=16, block_size=8)
 SCALER = torch.amp.GradScaler(enabled=False)
@@ -12,7 +12,12 @@ SCALER = torch.amp.GradScaler(enabled=False)
 
 def test_every_weight_is_in_one_group_once():
     model = GPT(CONFIG, 7)
-    held = [id(p) for opt in optimizers(model, OptimConfig()) for group in opt.param_groups for p in group["params"]]
+    held = [
+        id(p)
+        for opt in optimizers(model, OptimConfig(), torch.float32)
+        for group in opt.param_groups
+        for p in group["params"]
+    ]
     assert sorted(held) == sorted(id(p) for p in model.parameters())
 
 
@@ -53,14 +58,14 @@ def test_both_optimisers_take_steps_of_one_size():
     before = {name: weight.clone() for name, weight in model.named_parameters()}
     for weight in model.parameters():
         weight.grad = torch.randn_like(weight)
-    update(model, optimizers(model, OptimConfig()), SCALER, 0.01, 1.0)
+    update(model, optimizers(model, OptimConfig(), torch.float32), SCALER, 0.01, 1.0)
     for name, weight in model.named_parameters():
         assert 0.1 < (weight - before[name]).square().mean().sqrt().item() / 0.01 < 1.01, name
 
 
 def test_a_float16_overflow_moves_nothing_and_halves_the_scale():
     model, scaler = GPT(CONFIG, 7), torch.amp.GradScaler("cpu", init_scale=4.0)
-    both = optimizers(model, OptimConfig())
+    both = optimizers(model, OptimConfig(), torch.float32)
     for overflow in (False, True):  # after a first step, momentum alone would move the weights
         before = [weight.clone() for weight in model.parameters()]
         for weight in model.parameters():
@@ -77,7 +82,7 @@ def test_a_rate_of_zero_moves_nothing():
     before = [weight.clone() for weight in model.parameters()]
     for weight in model.parameters():
         weight.grad = torch.ones_like(weight)
-    update(model, optimizers(model, OptimConfig()), SCALER, 0.0, 1.0)
+    update(model, optimizers(model, OptimConfig(), torch.float32), SCALER, 0.0, 1.0)
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
@@ -87,7 +92,36 @@ def test_weight_decay_pulls_on_the_matrices_of_the_blocks_alone():
     before = {name: weight.clone() for name, weight in model.named_parameters()}
     for weight in model.parameters():
         weight.grad = torch.zeros_like(weight)
-    update(model, optimizers(model, OptimConfig(weight_decay=0.5)), SCALER, 0.1, 1.0)
+    update(model, optimizers(model, OptimConfig(weight_decay=0.5), torch.float32), SCALER, 0.1, 1.0)
     for name, weight in model.named_parameters():
         factor = 1 - 0.1 * 0.5 if name.startswith("blocks.") else 1.0
         torch.testing.assert_close(weight, factor * before[name])
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 0.02), (torch.float32, 0.02)])
+def test_muon_takes_pytorch_s_steps(dtype, tolerance):
+    """Matrices of one shape together step as PyTorch's Muon, one by one and in bfloat16, makes them."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(16, 16), (16, 16), (64, 16), (16, 64), (16, 16)]
+    ours = [torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in shapes]
+    theirs = [torch.nn.Parameter(weight.detach().clone()) for weight in ours]
+    muon = Muon(ours, 0.1, 0.3, dtype)
+    oracle = torch.optim.Muon(theirs, lr=0.1, weight_decay=0.3, adjust_lr_fn="match_rms_adamw")
+    for _ in range(3):
+        for mine, other in zip(ours, theirs, strict=True):
+            mine.grad = torch.randn(mine.shape, generator=generator)
+            other.grad = mine.grad.clone()
+        muon.step()
+        oracle.step()
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, other, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("shape", [(3, 16, 16), (2, 8, 32), (2, 32, 8)])
+def test_orthogonalising_makes_all_directions_about_equal_whatever_the_length(shape):
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    for scale in (1e-4, 1.0, 1e4):
+        singular = torch.linalg.svdvals(orthogonalise(scale * x))
+        assert singular.min() > 0.3
+        assert singular.max() < 1.3
+    assert orthogonalise(torch.zeros(shape)).isfinite().all()
