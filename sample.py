@@ -13,8 +13,8 @@ from configs.schema import build, read_flags
 from data.text import read_text
 from data.tokenizer import CharTokenizer
 from model import checkpoint
-from model.ending import exit_status
-from model.generate import SamplingConfig, generate
+from model.ending import exit_status, say, silence
+from model.generate import SamplingConfig, first_character, generate
 from model.gpt import GPT
 from model.runtime import DeviceConfig, autocast, choose_device, choose_dtype
 
@@ -115,19 +115,28 @@ def sample(argv: list[str]) -> int:
     trained = build(TrainConfig, saved.config)
     tokenizer = CharTokenizer(saved.vocab)
     prompt = read_prompt(config.text, trained.data.encoding)
-    tokenizer.encode(config.text.stop)  # a stop that can never come is a mistake
-    start = tokenizer.encode(prompt or ("\n" if "\n" in saved.vocab else saved.vocab[0])).tolist()
+    for name, text in (("prompt", prompt), ("stop", config.text.stop)):  # such a stop would never come
+        try:
+            tokenizer.encode(text)
+        except ValueError as error:
+            raise ValueError(f"the {name} has characters the model never saw: {error}") from None
+    start = tokenizer.encode(prompt or first_character(saved.vocab)).tolist()
     model = GPT(trained.model, len(saved.vocab))
     checkpoint.restore(saved, model)
     model.to(device).eval()
 
     with open_out(config.text.out, trained.data.encoding) as out, autocast(device, dtype):
-        print(f"{path}, step {saved.step}, on {device}", file=sys.stderr)
-        for piece in stream_texts(model, saved.vocab, start, prompt, config):
-            out.write(piece)
-            out.flush()
-        if out.isatty():
-            out.write("\n")
+        say(f"{path}, step {saved.step}, on {device}", sys.stderr)
+        try:
+            for piece in stream_texts(model, saved.vocab, start, prompt, config):
+                out.write(piece)
+                out.flush()
+            if out.isatty():
+                out.write("\n")
+        except BrokenPipeError:  # head, perhaps, has had enough
+            silence(out)
+        except OSError as error:
+            raise OSError(f"{out.name} cannot be written: {error.strerror}; make room, or name another --out") from None
     return 0
 
 

@@ -17,10 +17,11 @@ from torch import Tensor, nn
 from configs import Command, read_command
 from configs.schema import flat, to_toml
 from data.corpus import Corpus, open_corpus
+from data.tokenizer import CharTokenizer
 from model import checkpoint, optim
 from model.checkpoint import Checkpoint
-from model.ending import exit_status, remembered_signals
-from model.generate import SamplingConfig, generate
+from model.ending import exit_status, remembered_signals, say
+from model.generate import SamplingConfig, first_character, generate
 from model.gpt import GPT
 from model.record import Record, new_run_dir, require_free
 from model.runtime import Runtime
@@ -43,10 +44,11 @@ def evaluate(model: GPT, corpus: Corpus, runtime: Runtime) -> float:
     return runtime.sum(nats) / runtime.sum(count)
 
 
-def write_sample(model: GPT, vocab: str) -> str:
-    """What the model writes after a newline, or after its first character where it knows no newline."""
-    ids = generate(model, [max(0, vocab.find("\n"))], SamplingConfig(max_new_tokens=300))
-    return "".join(vocab[ids_B[0]] for ids_B in ids)
+def write_sample(model: GPT, tokenizer: CharTokenizer) -> str:
+    """What the model writes without a prompt."""
+    start = tokenizer.encode(first_character(tokenizer.vocab)).tolist()
+    ids = generate(model, start, SamplingConfig(max_new_tokens=300))
+    return tokenizer.decode([ids_B[0] for ids_B in ids])
 
 
 def require_finite(name: str, value: float, step: int, rate: float, runtime: Runtime) -> None:
@@ -61,7 +63,8 @@ def require_finite(name: str, value: float, step: int, rate: float, runtime: Run
 def train(argv: list[str], began: float) -> int:
     """From the command line to the experiment. Returns the exit status."""
     command = read_command(argv)
-    require_free(command.config.run.out_dir)
+    if not command.saved:
+        require_free(command.config.run.out_dir)
     with Runtime(command.config.system) as runtime:
         return experiment(command, runtime, began)
 
@@ -90,16 +93,19 @@ def experiment(command: Command, runtime: Runtime, began: float) -> int:
     state.config, state.data_sha256, earlier = flat(config), corpus.sha256, state.seconds
     params = sum(weight.numel() for weight in model.parameters())
     if leader:
-        print(f"device  {runtime}")
-        print(f"corpus  {corpus.describe(size.block_size)}")
-        print(f"model   {size.n_layer} layers, {size.n_head} heads, {size.n_embd} wide: {params:,} parameters")
-        print(f"plan    {plan.max_iters:,} steps of {plan.batch_size} x {size.block_size} characters")
-        print(f"run     {run_dir}", flush=True)
+        say(
+            f"device  {runtime}\n"
+            f"corpus  {corpus.describe(size.block_size)}\n"
+            f"model   {size.n_layer} layers, {size.n_head} heads, {size.n_embd} wide: {params:,} parameters\n"
+            f"plan    {plan.max_iters:,} steps of {plan.batch_size} x {size.block_size} characters\n"
+            f"run     {run_dir}",
+            sys.stdout,
+        )
 
     def batches(step: int) -> Iterator[tuple[Tensor, Tensor]]:
         """This process's windows of a step, in gradient_accumulation_steps parts."""
         ids_BT = corpus.batch(size.block_size, plan.batch_size, run.seed, step, rows)
-        parts = (half.chunk(plan.gradient_accumulation_steps) for half in ids_BT)
+        parts = (x_or_y.chunk(plan.gradient_accumulation_steps) for x_or_y in ids_BT)
         for x_BT, y_BT in zip(*parts, strict=True):
             yield x_BT.to(runtime.device), y_BT.to(runtime.device)
 
@@ -116,6 +122,7 @@ def experiment(command: Command, runtime: Runtime, began: float) -> int:
         while True:
             rate = optim.learning_rate(state.step, plan)
             finished = state.step >= plan.max_iters
+            # Resumed where it had evaluated, a run does so again: that point of the curve was dropped.
             due = finished or state.step == state.val_iter or (state.step > 0 and state.step % run.eval_interval == 0)
             if due:
                 model.eval()
@@ -124,7 +131,7 @@ def experiment(command: Command, runtime: Runtime, began: float) -> int:
                 is_best = state.best_val_loss is None or state.val_loss < state.best_val_loss
                 if is_best:
                     state.best_val_loss, state.best_iter = state.val_loss, state.step
-                record.evaluated(state, is_best, write_sample(model, state.vocab) if leader else "")
+                record.evaluated(state, is_best, write_sample(model, corpus.tokenizer) if leader else "")
                 model.train()
                 save("best.pt", "last.pt") if is_best else save("last.pt")
                 if run.patience and state.step - state.best_iter >= run.patience * run.eval_interval:

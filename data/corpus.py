@@ -14,10 +14,10 @@ from torch import Tensor
 
 from data.download import tiny_shakespeare
 from data.text import decoded, fingerprint, text_files
-from data.tokenizer import CharTokenizer
+from data.tokenizer import CharTokenizer, code_points
 
 PREPARED = Path(__file__).with_name("prepared")  # ids by the text's hash; may be deleted at any time
-EVAL_CHARS = 4096  # characters a validation batch: what fits the cache is quickest
+EVAL_CHARS = 4096  # characters per validation batch: what fits the cache is quickest
 MOST_VAL_CHARS = 1 << 22  # half a minute on two cores; longer validation splits are sampled at even distances
 
 
@@ -40,14 +40,14 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class Corpus:
-    """A text as ids: the first part trains, the last validates. `to_model` maps its ids to the model's."""
+    """A text as ids: the first part trains, the last validates."""
 
     name: str
     sha256: str
     tokenizer: CharTokenizer
-    to_model: np.ndarray
-    train: np.ndarray
-    val: np.ndarray
+    to_model: np.ndarray  # the text's ids to the model's, which may know more characters
+    train: np.ndarray  # ids_N, on disk
+    val: np.ndarray  # ids_N, on disk
 
     def describe(self, block_size: int) -> str:
         """The sizes, in words."""
@@ -112,7 +112,11 @@ def open_corpus(config: DataConfig, block_size: int, vocab: str | None = None) -
         )
     if len(own_vocab) < 2:
         raise ValueError(f"{path} holds one character over and over, {own_vocab!r}: there is nothing to learn")
-    return Corpus(str(path), sha256, tokenizer, tokenizer.encode(own_vocab).astype(np.int64), train, val)
+    try:
+        to_model = tokenizer.encode(own_vocab).astype(np.int64)
+    except ValueError as error:
+        raise ValueError(f"{path} has characters the model never saw: {error}") from None
+    return Corpus(str(path), sha256, tokenizer, to_model, train, val)
 
 
 def _load(path: Path) -> tuple[np.ndarray, str]:
@@ -127,7 +131,7 @@ def _prepare(files: list[Path], encoding: str, path: Path) -> None:
     """Write the ids as a .npy file, the vocabulary behind them: a pass over the text for each."""
     seen, length = np.zeros(0x110000, bool), 0
     for text in decoded(files, encoding):
-        seen[np.frombuffer(text.encode("utf-32-le"), "<u4")] = True
+        seen[code_points(text)] = True
         length += len(text)
     if not length:
         raise ValueError(f"{files[0]} is empty")

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-CHUNK = 1 << 20  # bytes read at a time: memory does not grow with the text
+CHUNK = 1 << 20  # characters read at a time: memory does not grow with the text
 
 
 def read_text(path: Path, encoding: str) -> str:
@@ -19,7 +19,7 @@ def text_files(path: Path) -> list[Path]:
     if os.path.isdir(path):
         if not os.access(path, os.R_OK | os.X_OK):
             raise ValueError(f"{path} cannot be read: permission denied")
-        files = sorted(file for file in path.rglob("*.txt") if file.is_file())
+        files = sorted(file for file in path.rglob("*.txt") if os.path.isfile(file))
         if not files:
             raise ValueError(f"{path} is a folder without any .txt file")
         return files

@@ -1,4 +1,7 @@
-"""Characters to ids and back. The vocabulary is a string: a character's id is its place in it."""
+"""Characters to ids and back. The vocabulary is a string: a character's id is its place in it.
+
+Shapes: T characters of a text, V of the vocabulary.
+"""
 
 import numpy as np
 
@@ -8,7 +11,7 @@ class CharTokenizer:
 
     def __init__(self, vocab: str) -> None:
         self.vocab = vocab
-        self.codes_V = _codes(vocab)
+        self.codes_V = code_points(vocab)
         if not vocab or len(np.unique(self.codes_V)) != len(vocab):
             raise ValueError("a vocabulary needs at least one character, and each only once")
         self.dtype = np.min_scalar_type(len(vocab) - 1)  # the smallest unsigned type that fits
@@ -18,7 +21,7 @@ class CharTokenizer:
 
     def encode(self, text: str) -> np.ndarray:
         """`text` to ids_T. Raises ValueError that lists the characters that are not in the vocabulary."""
-        codes_T = _codes(text)
+        codes_T = code_points(text)
         ids_T = self.ids[np.minimum(codes_T, len(self.ids) - 1)]
         if (ids_T < 0).any():
             unknown = "".join(chr(code) for code in np.unique(codes_T[ids_T < 0]))
@@ -32,6 +35,6 @@ class CharTokenizer:
         return self.codes_V[np.asarray(ids, dtype=np.int64)].tobytes().decode("utf-32-le", "surrogatepass")
 
 
-def _codes(text: str) -> np.ndarray:
-    """The code points of `text`."""
+def code_points(text: str) -> np.ndarray:
+    """codes_T: the code points of `text`."""
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")

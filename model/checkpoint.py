@@ -23,7 +23,7 @@ MAGIC = b"QUILLPT1"
 
 @dataclass
 class Checkpoint:
-    """Everything a run needs to go on as if it had never stopped, or to speak, with no other file.
+    """Everything a run needs to go on as if it had never stopped, or to sample from, with no other file.
 
     There is no random state in it: what is random is a function of the config's seed and `step`.
     """
@@ -43,29 +43,32 @@ class Checkpoint:
     train_seconds: float = 0.0  # of it, spent in training steps
 
 
-def save(path: Path, checkpoint: Checkpoint) -> None:
-    """Write to a temporary file, flush it, move it into place: `path` is whole at every moment.
+def save(checkpoint: Checkpoint, *paths: Path) -> None:
+    """Write to a temporary file, flush it, move it into place: each path is whole at every moment.
 
-    Raises FloatingPointError, and writes nothing, if any number in it is not finite.
+    Raises FloatingPointError, and writes nothing, if any number in it is not finite; OSError where
+    it cannot be written.
     """
     if not all(tensor.isfinite().all() for tensor in _tensors([checkpoint.model, checkpoint.optimizers])):
-        raise FloatingPointError(f"{path} was not written: the weights are no longer finite numbers")
+        raise FloatingPointError(f"{paths[0]} was not written: the weights are no longer finite numbers")
     buffer = io.BytesIO()
     torch.save(vars(checkpoint), buffer)
-    payload = buffer.getvalue() + MAGIC
-    partial = path.with_name(path.name + ".tmp")
-    try:
-        with open(partial, "wb") as file:
-            file.write(payload + hashlib.sha256(payload).digest())
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
-        raise OSError(
-            f"{path} cannot be written ({error.strerror}); what it held before is whole: make room, then --resume it"
-        ) from None
+    buffer.write(MAGIC)
+    buffer.write(hashlib.sha256(buffer.getbuffer()).digest())
+    for path in paths:
+        partial = path.with_name(path.name + ".tmp")
+        try:
+            with open(partial, "wb") as file:
+                file.write(buffer.getbuffer())
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                partial.unlink(missing_ok=True)
+            raise OSError(
+                f"{path} cannot be written ({error.strerror}); what it held is whole: make room, then --resume it"
+            ) from None
 
 
 def load(path: Path | str) -> Checkpoint:
@@ -81,7 +84,7 @@ def load(path: Path | str) -> Checkpoint:
     try:
         values = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
         checkpoint = Checkpoint(**values)
-    except Exception:  # with a right digest, this was made to look like a checkpoint: nothing in it is run
+    except Exception:  # its digest is right, so it was crafted; weights_only has run nothing of it
         raise ValueError(f"{path} is no checkpoint of Quill") from None
     for name, kind in get_type_hints(Checkpoint).items():
         plain = kind if isinstance(kind, UnionType) else get_origin(kind) or kind

@@ -1,4 +1,4 @@
-"""How a run ends: by a signal, by an error, by itself."""
+"""How a run ends: by a signal, by an error, by itself, but never because nobody listens."""
 
 import contextlib
 import os
@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from typing import TextIO
 
 import torch
 
@@ -35,6 +36,19 @@ def remembered_signals() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
+def say(text: str, stream: TextIO) -> None:
+    """Write a line. Where the reader is gone, a closed terminal or `head`, nothing is lost but the line."""
+    try:
+        print(text, file=stream, flush=True)
+    except OSError:
+        silence(stream)
+
+
+def silence(stream: TextIO) -> None:
+    """Let what is still written to `stream` vanish, at the interpreter's last flush too."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
 def exit_status(work: Callable[[], int]) -> int:
     """Run `work`; its failures become one line on standard error and the exit status.
 
@@ -53,12 +67,12 @@ def exit_status(work: Callable[[], int]) -> int:
         return int(done.code or 0)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    except BrokenPipeError:  # the reader, head perhaps, has had enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except ValueError as error:
         message, status = str(error), 2
-    except (OSError, FloatingPointError) as error:
+    except OSError as error:
+        where = f"{error.filename or 'a file'} failed ({error.strerror}); what was saved before is whole"
+        message, status = where if error.strerror else str(error), 1
+    except FloatingPointError as error:
         message, status = str(error), 1
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "allocate memory" not in str(error):

@@ -46,9 +46,14 @@ def probabilities(logits_BV: np.ndarray, config: SamplingConfig) -> np.ndarray:
 
 
 def choose(probs_BV: np.ndarray, uniform_B: np.ndarray) -> np.ndarray:
-    """ids_B: where each uniform number in [0, 1) falls among the cumulated probabilities."""
-    cumulated_BV = probs_BV.cumsum(-1)
-    return (cumulated_BV > uniform_B[:, None] * cumulated_BV[:, -1:]).argmax(-1)
+    """ids_B: where each uniform number in [0, 1) falls among the cumulative probabilities."""
+    cumulative_BV = probs_BV.cumsum(-1)
+    return (cumulative_BV > uniform_B[:, None] * cumulative_BV[:, -1:]).argmax(-1)
+
+
+def first_character(vocab: str) -> str:
+    """What a text without a prompt begins after: a newline, or, where there is none, a character there is."""
+    return "\n" if "\n" in vocab else vocab[0]
 
 
 def context_start(position: int, block_size: int) -> int:

@@ -17,7 +17,7 @@ class GPTConfig:
     """The network's size. The vocabulary's size is a fact of the text, and no choice."""
 
     n_layer: Annotated[int, "blocks, one after another", "[1, inf)"] = 4
-    n_head: Annotated[int, "attention heads a block", "[1, inf)"] = 2
+    n_head: Annotated[int, "attention heads per block", "[1, inf)"] = 2
     n_embd: Annotated[int, "channels: the width of a character's vector", "[1, inf)"] = 128
     block_size: Annotated[int, "context: characters the model sees at once", "[1, inf)"] = 256
     dropout: Annotated[float, "share of each block's output zeroed in training", "[0, 1)"] = 0.0
@@ -49,7 +49,7 @@ class Block(nn.Module):
         super().__init__()
         self.attention = Attention(config.n_embd, config.n_head)
         self.mlp = MLP(config.n_embd)
-        # Dropout inside the attention kernel would leave its fast path, at seven times the cost.
+        # Not inside attention: PyTorch's kernel would leave its fast path, at seven times the cost.
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x_BTC: Tensor, cos_TE: Tensor, sin_TE: Tensor, cache: KVCache | None = None) -> Tensor:
@@ -72,7 +72,7 @@ class GPT(nn.Module):
     def forward(self, ids_BT: Tensor, cache: list[KVCache] | None = None) -> Tensor:
         """ids_BT to logits_BTV: at each position, the scores of the character that follows it.
 
-        `cache` holds one KVCache a block (`new_cache`); ids_BT then continues the text already in
+        `cache` holds one KVCache per block (`new_cache`); ids_BT then continues the text already in
         it, and joins it.
         """
         x_BTC = rms_norm(self.embedding(ids_BT))

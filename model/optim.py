@@ -34,36 +34,41 @@ class Muon(torch.optim.Optimizer):
     """
 
     def __init__(self, weights: Iterable[Tensor], lr: float, weight_decay: float, dtype: torch.dtype) -> None:
-        super().__init__(weights, {"lr": lr, "weight_decay": weight_decay})
+        by_shape: dict[torch.Size, list[Tensor]] = {}
+        for weight in weights:
+            by_shape.setdefault(weight.shape, []).append(weight)
+        super().__init__([{"params": same} for same in by_shape.values()], {"lr": lr, "weight_decay": weight_decay})
         self.dtype = dtype
 
     @torch.no_grad()
     def step(self) -> None:
         """One step, from every weight's gradient."""
         for group in self.param_groups:
-            by_shape: dict[torch.Size, list[Tensor]] = {}
-            for weight in group["params"]:
-                by_shape.setdefault(weight.shape, []).append(weight)
-            for shape, weights in by_shape.items():
-                grads_NRC = torch.stack([weight.grad for weight in weights])
-                momentum_NRC = self.state[weights[0]].setdefault("momentum", torch.zeros_like(grads_NRC))
-                momentum_NRC.lerp_(grads_NRC, 0.05)
-                steps_NRC = orthogonalise(grads_NRC.lerp(momentum_NRC, 0.95).to(self.dtype)).to(grads_NRC.dtype)
-                for weight, step in zip(weights, steps_NRC, strict=True):
-                    weight.mul_(1 - group["lr"] * group["weight_decay"])
-                    weight.sub_(step, alpha=group["lr"] * 0.2 * max(shape) ** 0.5)
+            weights, memory = group["params"], self.state[group["params"][0]]
+            grads_NRC = torch.stack([weight.grad for weight in weights])
+            if not memory:
+                memory["momentum"] = torch.zeros_like(grads_NRC)
+            momentum_NRC = memory["momentum"].lerp_(grads_NRC, 0.05)
+            steps_NRC = orthogonalise(grads_NRC.lerp(momentum_NRC, 0.95), self.dtype)
+            for weight, step_RC in zip(weights, steps_NRC, strict=True):
+                weight.mul_(1 - group["lr"] * group["weight_decay"])
+                weight.sub_(step_RC, alpha=group["lr"] * 0.2 * max(weight.shape) ** 0.5)
 
 
-def orthogonalise(x_NRC: Tensor) -> Tensor:
-    """N matrices with their singular values moved to between 0.7 and 1.2 or so, whatever they were."""
+def orthogonalise(x_NRC: Tensor, dtype: torch.dtype) -> Tensor:
+    """N matrices, their singular values pushed to about 1: all but the smallest to between 0.7 and 1.2.
+
+    N matrices of R rows and C columns in, the same out; `dtype` is the format in between.
+    """
     if x_NRC.size(1) > x_NRC.size(2):
-        return orthogonalise(x_NRC.mT).mT
-    x_NRC = x_NRC / x_NRC.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
+        return orthogonalise(x_NRC.mT, dtype).mT
+    # Scaled before the format narrows, or float16 would lose small gradients.
+    y_NRC = (x_NRC / x_NRC.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)).to(dtype)
     for _ in range(5):
-        gram_NRR = x_NRC @ x_NRC.mT
+        gram_NRR = y_NRC @ y_NRC.mT
         quintic_NRR = torch.baddbmm(gram_NRR, gram_NRR, gram_NRR, beta=-4.775, alpha=2.0315)
-        x_NRC = torch.baddbmm(x_NRC, quintic_NRR, x_NRC, beta=3.4445)
-    return x_NRC
+        y_NRC = torch.baddbmm(y_NRC, quintic_NRR, y_NRC, beta=3.4445)
+    return y_NRC.to(x_NRC.dtype)
 
 
 def optimizers(model: GPT, config: OptimConfig, dtype: torch.dtype) -> list[torch.optim.Optimizer]:

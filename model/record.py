@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from model import checkpoint
 from model.checkpoint import Checkpoint
+from model.ending import say
 from model.optim import OptimConfig
 
 
@@ -95,10 +96,11 @@ class Record:
             self.curves["val"].add_text("sample", indent(sample, "    ", lambda _: True), state.step)
             speed = f"{self.chars_per_second(state):>9,.0f} characters/s"
             note = "  best so far" if is_best else ""
-            tqdm.write(f"step {state.step:>6}  validation loss {state.val_loss:.4f} {speed}{note}", file=sys.stderr)
+            with tqdm.external_write_mode(sys.stderr):  # the bar steps aside
+                say(f"step {state.step:>6}  validation loss {state.val_loss:.4f} {speed}{note}", sys.stderr)
 
     def chars_per_second(self, state: Checkpoint) -> float:
-        """Characters trained on a second of training steps, evaluation and saving left out."""
+        """Characters per second of training steps, evaluation and saving left out."""
         return state.step * self.chars_per_step / max(state.train_seconds, 1e-9)
 
     def save(self, state: Checkpoint, *names: str) -> None:
@@ -106,8 +108,7 @@ class Record:
         if self.run_dir is not None:
             for curve in self.curves.values():
                 curve.flush()
-            for name in names:
-                checkpoint.save(self.run_dir / name, state)
+            checkpoint.save(state, *(self.run_dir / name for name in names))
 
     def __enter__(self) -> "Record":
         return self
@@ -125,12 +126,13 @@ class Record:
         (self.run_dir / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", "utf-8")
         run_dir, logdir = shlex.quote(str(self.run_dir)), shlex.quote(str(self.run_dir.parent))
         step, best = summary["iters"], summary["best_val_loss"]
+        lines = []
         if best is not None:
             bits = summary["bits_per_char"]
-            print(f"best    {best:.4f} nats per character ({bits:.3f} bits), at step {summary['best_iter']:,}")
+            lines.append(f"best    {best:.4f} nats per character ({bits:.3f} bits), at step {summary['best_iter']:,}")
         if not finished:
-            print(f"stopped at step {step:,}; nothing is lost")
-        print(f"sample  python sample.py {run_dir}{'' if best is not None else ' --which last'}")
+            lines.append(f"stopped at step {step:,}; nothing is lost")
+        lines.append(f"sample  python sample.py {run_dir}{'' if best is not None else ' --which last'}")
         more = f" --max_iters {2 * step}" if step >= self.max_iters else " --patience 0" if finished else ""
-        print(f"resume  python train.py --resume {run_dir}{more}")
-        print(f"watch   tensorboard --logdir {logdir}", flush=True)
+        lines += [f"resume  python train.py --resume {run_dir}{more}", f"watch   tensorboard --logdir {logdir}"]
+        say("\n".join(lines), sys.stdout)

@@ -5,7 +5,6 @@ The only file that names cuda, mps, bfloat16 or RANK, so that the rest reads as 
 
 import ctypes
 import os
-import platform
 import sys
 import time
 from collections.abc import Callable
@@ -89,8 +88,7 @@ def keep_freed_memory() -> None:
 
     GNU's alone takes these settings: blocks below 32 MiB from the heap, and no heap given back.
     """
-    if platform.libc_ver()[0] == "glibc":
-        libc = ctypes.CDLL(None)
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
         libc.mallopt(-3, 32 << 20)  # M_MMAP_THRESHOLD, at its highest
         libc.mallopt(-1, 1 << 30)  # M_TRIM_THRESHOLD
 

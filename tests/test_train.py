@@ -80,9 +80,9 @@ def test_curves_are_on_disk_before_the_checkpoint_they_lead_to(tiny, monkeypatch
     """Or a kill would lose points that a resumed run does not plot again."""
     save, seen = checkpoint.save, []
 
-    def watched(path, state):
+    def watched(state, *paths):
         seen.append((state.step, len(curve(Path("run"), "train")), len(curve(Path("run"), "val"))))
-        save(path, state)
+        save(state, *paths)
 
     monkeypatch.setattr(checkpoint, "save", watched)
     assert tiny(*SIXTY, "--out_dir", "run") == 0
@@ -308,3 +308,20 @@ def test_a_signal_while_it_compiles_leaves_a_run_that_can_be_resumed(tiny, monke
     assert train.main(["--resume", "run"]) == 0
     assert tiny("--max_iters", "20", "--out_dir", "whole") == 0
     assert_same_run(Path("whole"), Path("run"))
+
+
+def test_a_resumed_run_needs_no_place_for_new_ones(tiny):
+    assert tiny("--max_iters", "5", "--out_dir", "run") == 0
+    Path("runs").write_text("a file where new runs would go")
+    assert train.main(["--resume", "run", "--max_iters", "8"]) == 0
+
+
+@pytest.mark.parametrize("deaf", ["stdout", "stderr"])
+def test_a_reader_that_goes_away_does_not_end_training(text_file, deaf):
+    """As when `head`, or the terminal, closes: what is lost is the words, not the night."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, str(ROOT / "train.py"), "--data", str(text_file), *TINY, *SIXTY, "--out_dir", "run"]
+    streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, deaf: writer}
+    assert subprocess.run(command, check=False, timeout=120, **streams).returncode == 0
+    assert summary(Path("run"))["iters"] == 60

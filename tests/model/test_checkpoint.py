@@ -24,7 +24,7 @@ STATE = Checkpoint(
 
 @pytest.fixture
 def path(tmp_path):
-    save(tmp_path / "last.pt", STATE)
+    save(STATE, tmp_path / "last.pt")
     return tmp_path / "last.pt"
 
 
@@ -35,6 +35,12 @@ def test_what_is_saved_is_loaded(path):
     for name in ("config", "vocab", "step", "val_loss", "best_val_loss", "best_iter", "seconds"):
         assert getattr(loaded, name) == getattr(STATE, name)
     assert os.listdir(path.parent) == ["last.pt"]
+
+
+def test_two_names_hold_the_same(tmp_path):
+    save(STATE, tmp_path / "a.pt", tmp_path / "b.pt")
+    assert (tmp_path / "a.pt").read_bytes() == (tmp_path / "b.pt").read_bytes()
+    assert load(tmp_path / "b.pt").step == STATE.step
 
 
 def test_pytorch_reads_it_too(path):
@@ -121,7 +127,7 @@ def test_what_cannot_be_read_is_named(tmp_path, name):
 def test_numbers_that_are_not_finite_are_never_saved(path, number):
     before = path.read_bytes()
     with pytest.raises(FloatingPointError, match=r"last\.pt"):
-        save(path, Checkpoint(model={"weight": torch.tensor([1.0, number])}))
+        save(Checkpoint(model={"weight": torch.tensor([1.0, number])}), path)
     assert path.read_bytes() == before
 
 
@@ -132,6 +138,6 @@ def test_a_full_disk_leaves_the_previous_checkpoint_whole(path, monkeypatch):
     before = path.read_bytes()
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
-        save(path, Checkpoint())
+        save(Checkpoint(), path)
     assert path.read_bytes() == before
     assert os.listdir(path.parent) == ["last.pt"]
