@@ -125,18 +125,20 @@ def sample(argv: list[str]) -> int:
     checkpoint.restore(saved, model)
     model.to(device).eval()
 
-    with open_out(config.text.out, trained.data.encoding) as out, autocast(device, dtype):
-        say(f"{path}, step {saved.step}, on {device}", sys.stderr)
-        try:
+    out = open_out(config.text.out, trained.data.encoding)
+    say(f"{path}, step {saved.step}, on {device}", sys.stderr)
+    try:
+        with out as stream, autocast(device, dtype):
             for piece in stream_texts(model, saved.vocab, start, prompt, config):
-                out.write(piece)
-                out.flush()
-            if out.isatty():
-                out.write("\n")
-        except BrokenPipeError:  # head, perhaps, has had enough
-            silence(out)
-        except OSError as error:
-            raise OSError(f"{out.name} cannot be written: {error.strerror}; make room, or name another --out") from None
+                stream.write(piece)
+                stream.flush()
+            if stream.isatty():
+                stream.write("\n")
+    except BrokenPipeError:  # head, perhaps, has had enough
+        silence(sys.stdout)
+    except OSError as error:
+        where = config.text.out or "standard output"
+        raise OSError(f"{where} cannot be written: {error.strerror}; make room, or name another --out") from None
     return 0
 
 

@@ -24,7 +24,7 @@ from model.ending import exit_status, remembered_signals, say
 from model.generate import SamplingConfig, first_character, generate
 from model.gpt import GPT
 from model.record import Record, new_run_dir, require_free
-from model.runtime import Runtime
+from model.runtime import Runtime, autocast
 
 
 def loss_of(model: nn.Module, x_BT: Tensor, y_BT: Tensor) -> Tensor:
@@ -38,7 +38,7 @@ def evaluate(model: GPT, corpus: Corpus, runtime: Runtime) -> float:
     nats, count = 0.0, 0
     for starts_B, T in corpus.windows(model.config.block_size)[runtime.rank :: runtime.world]:
         x_BT, y_BT = (ids_BT.to(runtime.device) for ids_BT in corpus.pairs(corpus.val, starts_B, T))
-        with runtime.autocast():
+        with autocast(runtime.device, runtime.dtype):
             nats += loss_of(model, x_BT, y_BT).item() * y_BT.numel()
         count += y_BT.numel()
     return runtime.sum(nats) / runtime.sum(count)
@@ -144,7 +144,7 @@ def experiment(command: Command, runtime: Runtime, began: float) -> int:
             runtime.seed(run.seed, state.step, runtime.rank)
             loss = torch.zeros((), device=runtime.device)
             for x_BT, y_BT in batches(state.step):
-                with runtime.autocast():
+                with autocast(runtime.device, runtime.dtype):
                     part = step_loss(x_BT, y_BT) / plan.gradient_accumulation_steps
                 scaler.scale(part).backward()
                 loss += part.detach()

@@ -17,6 +17,8 @@ from typing import Any, get_origin, get_type_hints
 
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
+from torch.optim import Optimizer
 
 MAGIC = b"QUILLPT1"
 
@@ -82,22 +84,20 @@ def load(path: Path | str) -> Checkpoint:
     if not payload.endswith(MAGIC) or hashlib.sha256(payload).digest() != digest:
         raise ValueError(f"{path} is no checkpoint of Quill, or is damaged{_fall_back(path)}")
     try:
-        values = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
-        checkpoint = Checkpoint(**values)
+        checkpoint = Checkpoint(**torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True))
+        for name, kind in get_type_hints(Checkpoint).items():
+            if not isinstance(
+                getattr(checkpoint, name), kind if isinstance(kind, UnionType) else get_origin(kind) or kind
+            ):
+                raise TypeError(name)
+        if not checkpoint.vocab or checkpoint.step < 0 or not all(isinstance(key, str) for key in checkpoint.config):
+            raise ValueError("content")
     except Exception:  # its digest is right, so it was crafted; weights_only has run nothing of it
         raise ValueError(f"{path} is no checkpoint of Quill") from None
-    for name, kind in get_type_hints(Checkpoint).items():
-        plain = kind if isinstance(kind, UnionType) else get_origin(kind) or kind
-        if not isinstance(getattr(checkpoint, name), plain):
-            raise ValueError(f"{path} is no checkpoint of Quill: {name} is not of type {kind}")
-    if not checkpoint.vocab or checkpoint.step < 0 or not all(isinstance(key, str) for key in checkpoint.config):
-        raise ValueError(f"{path} is no checkpoint of Quill")
     return checkpoint
 
 
-def capture(
-    state: Checkpoint, model: nn.Module, optimizers: list[torch.optim.Optimizer], scaler: torch.amp.GradScaler
-) -> None:
+def capture(state: Checkpoint, model: nn.Module, optimizers: Sequence[Optimizer], scaler: GradScaler) -> None:
     """Put the present weights and the optimisers' memory into `state`."""
     state.model = model.state_dict()
     state.optimizers = [optimizer.state_dict() for optimizer in optimizers]
@@ -107,8 +107,8 @@ def capture(
 def restore(
     state: Checkpoint,
     model: nn.Module,
-    optimizers: Sequence[torch.optim.Optimizer] = (),
-    scaler: torch.amp.GradScaler | None = None,
+    optimizers: Sequence[Optimizer] = (),
+    scaler: GradScaler | None = None,
 ) -> None:
     """The reverse of `capture`; without optimisers, of the weights alone. Raises ValueError if they do not fit."""
     try:

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import torch
 from torch import Tensor
+from torch.amp import GradScaler
+from torch.optim import Optimizer
 
 from model.gpt import GPT
 
@@ -24,7 +26,7 @@ class OptimConfig:
     grad_clip: Annotated[float, "clip the gradient to this norm (0: never)", "[0, inf)"] = 1.0
 
 
-class Muon(torch.optim.Optimizer):
+class Muon(Optimizer):
     """`torch.optim.Muon` for small matrices: all of one shape take their step together.
 
     Momentum, then the nearest matrix that turns every direction equally, by five Newton-Schulz
@@ -71,7 +73,7 @@ def orthogonalise(x_NRC: Tensor, dtype: torch.dtype) -> Tensor:
     return y_NRC.to(x_NRC.dtype)
 
 
-def optimizers(model: GPT, config: OptimConfig, dtype: torch.dtype) -> list[torch.optim.Optimizer]:
+def optimizers(model: GPT, config: OptimConfig, dtype: torch.dtype) -> list[Optimizer]:
     """Muon for the matrices inside the blocks, in `dtype`, AdamW for embedding and head.
 
     One learning rate serves both. Weight decay pulls on the blocks' matrices alone.
@@ -90,13 +92,7 @@ def learning_rate(step: int, config: OptimConfig) -> float:
     return config.learning_rate * min(1.0, rise, fall)
 
 
-def update(
-    model: GPT,
-    optimizers: list[torch.optim.Optimizer],
-    scaler: torch.amp.GradScaler,
-    rate: float,
-    grad_clip: float,
-) -> Tensor:
+def update(model: GPT, optimizers: list[Optimizer], scaler: GradScaler, rate: float, grad_clip: float) -> Tensor:
     """Take one step down the gradients, shortened to `grad_clip`, and clear them; returns their length before."""
     for optimizer in optimizers:
         scaler.unscale_(optimizer)

@@ -145,10 +145,6 @@ class Runtime:
             )
         return slice(self.rank * share, (self.rank + 1) * share)
 
-    def autocast(self) -> torch.autocast:
-        """See the function of that name."""
-        return autocast(self.device, self.dtype)
-
     def scaler(self) -> torch.amp.GradScaler:
         """Keeps float16 gradients in range; passes everything through for the other formats."""
         return torch.amp.GradScaler(self.device.type, enabled=self.dtype == torch.float16)
@@ -175,7 +171,7 @@ class Runtime:
             return function
         try:
             compiled = torch.compile(function, dynamic=False)
-            with self.autocast():
+            with autocast(self.device, self.dtype):
                 compiled(*example).backward()
         except Exception as error:  # the compiler has no one type of its own for what can go wrong
             reason = str(error).strip().partition("\n")[0][:200]

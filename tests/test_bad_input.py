@@ -159,8 +159,8 @@ def test_resuming_refuses_what_cannot_change_and_what_is_not_there(run, capsys):
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        (["--prompt", "Où est Zoë?"], ["'ù'", "'ë'", "'Z'"]),
-        (["--stop", "é"], ["'é'"]),
+        (["--prompt", "Où est Zoë?"], ["the prompt", "'ù'", "'ë'", "'Z'"]),
+        (["--stop", "é"], ["the stop", "'é'"]),
         (["--prompt", "KATE", "--prompt_file", "p.txt"], ["prompt_file"]),
         (["--prompt_file", "missing.txt"], ["missing.txt"]),
         (["--prompt_file", "latin.txt"], ["latin.txt is not utf-8"]),

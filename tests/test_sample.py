@@ -176,3 +176,11 @@ def test_a_reader_that_has_had_enough_ends_it_quietly(run):
     assert done.returncode == 0
     assert len(done.stdout) == 20
     assert done.stderr.count(b"\n") == 1  # the line that names the checkpoint
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+def test_a_full_disk_is_named_with_the_mend(run, capsys):
+    assert sample.main(["--out", "/dev/full"]) == 1
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("error: /dev/full cannot be written")
+    assert "--out" in line
