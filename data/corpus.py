@@ -5,6 +5,7 @@ Shapes: N characters, B batch, T time (block_size).
 
 import os
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated
 
@@ -57,12 +58,16 @@ class Corpus:
         return f"{self.name}: {sizes}, {len(self.tokenizer.vocab)} different ones"
 
     def batch(self, block_size: int, batch_size: int, seed: int, step: int, rows: slice) -> tuple[Tensor, Tensor]:
-        """x_BT and y_BT, the characters that follow x's: `rows` of the windows drawn for this step.
+        """x_BT and y_BT, the characters that follow x's: `rows` of this step's windows.
 
-        A function of its arguments alone: to resume is to ask for the next step.
+        Windows are dealt like cards, each once an epoch: drawn with replacement, a third of the text
+        would go unread in an epoch's time. A function of its arguments alone: to resume is to ask
+        for the next step.
         """
-        starts_B = np.random.default_rng([seed, step]).integers(len(self.train) - block_size, size=batch_size)
-        return self.pairs(self.train, starts_B[rows], block_size)
+        deals_B = np.arange(step * batch_size, (step + 1) * batch_size)[rows]
+        n = len(shuffled_windows(len(self.train), block_size, seed, 0))
+        starts = [shuffled_windows(len(self.train), block_size, seed, deal // n)[deal % n] for deal in deals_B]
+        return self.pairs(self.train, np.array(starts), block_size)
 
     def windows(self, block_size: int) -> list[tuple[np.ndarray, int]]:
         """Where validation looks: batches of window starts, and the windows' length.
@@ -84,6 +89,17 @@ class Corpus:
         """x_BT and y_BT, the characters that follow x's: T of `ids_N` (train or val) from each start."""
         text_BT = torch.from_numpy(self.to_model[ids_N[starts_B[:, None] + np.arange(T + 1)]])
         return text_BT[:, :-1].contiguous(), text_BT[:, 1:].contiguous()
+
+
+@lru_cache(maxsize=3)
+def shuffled_windows(length: int, block_size: int, seed: int, epoch: int) -> np.ndarray:
+    """starts_W of the windows that cut `length` characters side by side, shuffled.
+
+    Each epoch cuts elsewhere, so that in time every character stands at every place of a window.
+    """
+    rng = np.random.default_rng([seed, epoch])
+    count = max(1, (length - 1) // block_size - 1)
+    return rng.integers(length - count * block_size) + block_size * rng.permutation(count)
 
 
 def open_corpus(config: DataConfig, block_size: int, vocab: str | None = None) -> Corpus:

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -112,19 +113,42 @@ def test_a_batch_is_a_function_of_seed_and_step_sliced_by_rank(text_file):
 
 
 def test_batches_are_windows_of_the_training_part_up_to_both_ends(text_file):
-    text_file.write_text("ab" * 30 + "c" * 40)
-    data = opened(text_file, block_size=8, val_fraction=0.4)
-    starts, text = set(), "ab" * 30
+    text_file.write_text("".join(map(chr, range(0x4E00, 0x4E00 + 60))))  # a character tells where it stands
+    data, starts = opened(text_file, block_size=8, val_fraction=0.4), set()
     for step in range(200):
-        for x, y in zip(*data.batch(8, 4, 0, step, slice(None)), strict=True):
-            window = data.tokenizer.decode(np.append(x, y[-1]))
-            assert window in text
-    # Every start is drawn: with a text of distinct characters a window tells where it begins.
-    text_file.write_text("".join(map(chr, range(0x4E00, 0x4E00 + 60))))
-    data = opened(text_file, block_size=8, val_fraction=0.4)
-    for step in range(200):
-        starts |= set(data.batch(8, 4, 0, step, slice(None))[0][:, 0].tolist())
+        x_BT, y_BT = data.batch(8, 4, 0, step, slice(None))
+        assert (x_BT == x_BT[:, :1] + torch.arange(8)).all()
+        assert (y_BT == x_BT + 1).all()
+        starts |= set(x_BT[:, 0].tolist())
     assert starts == set(range(len(data.train) - 8))
+
+
+@given(st.integers(2, 400), st.integers(1, 60), st.integers(0, 9), st.integers(0, 9))
+def test_an_epoch_deals_every_window_once(length, block_size, seed, epoch):
+    block_size = min(block_size, length - 1)
+    starts = corpus.shuffled_windows(length, block_size, seed, epoch)
+    targets = (starts[:, None] + 1 + np.arange(block_size)).flatten()
+    assert len(set(targets)) == len(targets) > (length - 1) - 2 * block_size
+    assert targets.min() >= 1
+    assert targets.max() < length
+
+
+def test_windows_come_in_one_order_whatever_the_batch(text_file):
+    data = opened(text_file, block_size=8)
+    epoch = len(corpus.shuffled_windows(len(data.train), 8, 1, 0))
+
+    def starts(batch_size: int) -> list:
+        return [
+            x_BT
+            for step in range(3 * epoch // batch_size)
+            for x_BT in data.batch(8, batch_size, 1, step, slice(None))[0]
+        ]
+
+    singly = starts(1)
+    for batch_size in (2, 3, epoch + 1):
+        dealt = starts(batch_size)
+        assert torch.equal(torch.stack(dealt), torch.stack(singly[: len(dealt)]))
+    assert not torch.equal(torch.stack(singly[:epoch]), torch.stack(singly[epoch : 2 * epoch]))
 
 
 @pytest.mark.parametrize("block_size", [1, 3, 8, 16, 63])
