@@ -9,7 +9,7 @@ import contextlib
 import hashlib
 import io
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import UnionType
@@ -51,7 +51,9 @@ def save(checkpoint: Checkpoint, *paths: Path) -> None:
     Raises FloatingPointError, and writes nothing, if any number in it is not finite; OSError where
     it cannot be written.
     """
-    if not all(tensor.isfinite().all() for tensor in _tensors([checkpoint.model, checkpoint.optimizers])):
+    memories = [memory for held in checkpoint.optimizers for memory in held["state"].values()]
+    numbers = [value for group in (checkpoint.model, *memories) for value in group.values()]
+    if not all(torch.as_tensor(value).isfinite().all() for value in numbers):
         raise FloatingPointError(f"{paths[0]} was not written: the weights are no longer finite numbers")
     buffer = io.BytesIO()
     torch.save(vars(checkpoint), buffer)
@@ -86,9 +88,8 @@ def load(path: Path | str) -> Checkpoint:
     try:
         checkpoint = Checkpoint(**torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True))
         for name, kind in get_type_hints(Checkpoint).items():
-            if not isinstance(
-                getattr(checkpoint, name), kind if isinstance(kind, UnionType) else get_origin(kind) or kind
-            ):
+            plain = kind if isinstance(kind, UnionType) else get_origin(kind) or kind
+            if not isinstance(getattr(checkpoint, name), plain):
                 raise TypeError(name)
         if not checkpoint.vocab or checkpoint.step < 0 or not all(isinstance(key, str) for key in checkpoint.config):
             raise ValueError("content")
@@ -104,12 +105,7 @@ def capture(state: Checkpoint, model: nn.Module, optimizers: Sequence[Optimizer]
     state.scaler = scaler.state_dict()
 
 
-def restore(
-    state: Checkpoint,
-    model: nn.Module,
-    optimizers: Sequence[Optimizer] = (),
-    scaler: GradScaler | None = None,
-) -> None:
+def restore(state: Checkpoint, model: nn.Module, optimizers: Sequence[Optimizer] = (), scaler: Any = None) -> None:
     """The reverse of `capture`; without optimisers, of the weights alone. Raises ValueError if they do not fit."""
     try:
         model.load_state_dict(state.model)
@@ -125,11 +121,3 @@ def _fall_back(path: Path) -> str:
     """Words that point to the other checkpoint of the same run, if it is there."""
     other = path.with_name({"last.pt": "best.pt", "best.pt": "last.pt"}.get(path.name, path.name))
     return f"; {other} may be whole: name that instead" if other != path and os.path.isfile(other) else ""
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, dict | list):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from _tensors(item)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from model.gpt import GPT
+from model.gpt import GPT, TokenShift
 
 
 @dataclass(frozen=True)
@@ -22,14 +22,13 @@ class OptimConfig:
     learning_rate: Annotated[float, "peak rate, of AdamW and of Muon alike", "[0, inf)"] = 5e-3
     weight_decay: Annotated[float, "of the blocks' matrices", "[0, inf)"] = 0.0
     warmup_iters: Annotated[int, "steps over which the rate rises to its peak", "[0, inf)"] = 20
-    decay_fraction: Annotated[float, "last share of the run over which the rate falls to zero", "[0, 1]"] = 0.6
     grad_clip: Annotated[float, "clip the gradient to this norm (0: never)", "[0, inf)"] = 1.0
 
 
 class Muon(Optimizer):
     """`torch.optim.Muon` for small matrices: all of one shape take their step together.
 
-    Momentum, then the nearest matrix that turns every direction equally, by five Newton-Schulz
+    Momentum, then the nearest matrix that turns every direction equally, by four Newton-Schulz
     iterations (Jordan et al. 2024, "Muon"), at a length that suits AdamW's learning rate (Liu et al.
     2025, "Muon is scalable"). `dtype` is the iterations' format. One by one, a small network's
     matrices keep no processor busy: together they take a third of the time.
@@ -38,7 +37,7 @@ class Muon(Optimizer):
     def __init__(self, weights: Iterable[Tensor], lr: float, weight_decay: float, dtype: torch.dtype) -> None:
         by_shape: dict[torch.Size, list[Tensor]] = {}
         for weight in weights:
-            by_shape.setdefault(weight.shape, []).append(weight)
+            by_shape.setdefault(weight.shape[-2:], []).append(weight)
         super().__init__([{"params": same} for same in by_shape.values()], {"lr": lr, "weight_decay": weight_decay})
         self.dtype = dtype
 
@@ -47,14 +46,16 @@ class Muon(Optimizer):
         """One step, from every weight's gradient."""
         for group in self.param_groups:
             weights, memory = group["params"], self.state[group["params"][0]]
-            grads_NRC = torch.stack([weight.grad for weight in weights])
+            R, C = weights[0].shape[-2:]
+            grads_NRC = torch.cat([weight.grad.view(-1, R, C) for weight in weights])
             if not memory:
                 memory["momentum"] = torch.zeros_like(grads_NRC)
             momentum_NRC = memory["momentum"].lerp_(grads_NRC, 0.05)
             steps_NRC = orthogonalise(grads_NRC.lerp(momentum_NRC, 0.95), self.dtype)
-            for weight, step_RC in zip(weights, steps_NRC, strict=True):
+            steps = steps_NRC.split([weight.numel() // (R * C) for weight in weights])
+            for weight, step in zip(weights, steps, strict=True):
                 weight.mul_(1 - group["lr"] * group["weight_decay"])
-                weight.sub_(step_RC, alpha=group["lr"] * 0.2 * max(weight.shape) ** 0.5)
+                weight.sub_(step.view_as(weight), alpha=group["lr"] * 0.2 * max(R, C) ** 0.5)
 
 
 def orthogonalise(x_NRC: Tensor, dtype: torch.dtype) -> Tensor:
@@ -66,7 +67,7 @@ def orthogonalise(x_NRC: Tensor, dtype: torch.dtype) -> Tensor:
         return orthogonalise(x_NRC.mT, dtype).mT
     # Scaled before the format narrows, or float16 would lose small gradients.
     y_NRC = (x_NRC / x_NRC.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)).to(dtype)
-    for _ in range(5):
+    for _ in range(4):
         gram_NRR = y_NRC @ y_NRC.mT
         quintic_NRR = torch.baddbmm(gram_NRR, gram_NRR, gram_NRR, beta=-4.775, alpha=2.0315)
         y_NRC = torch.baddbmm(y_NRC, quintic_NRR, y_NRC, beta=3.4445)
@@ -74,22 +75,22 @@ def orthogonalise(x_NRC: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def optimizers(model: GPT, config: OptimConfig, dtype: torch.dtype) -> list[Optimizer]:
-    """Muon for the matrices inside the blocks, in `dtype`, AdamW for embedding and head.
+    """Muon for the matrices inside the blocks, in `dtype`, AdamW for embedding, head and vectors.
 
     One learning rate serves both. Weight decay pulls on the blocks' matrices alone.
     """
-    rest = [*model.embedding.parameters(), *model.head.parameters()]
+    layers = [layer for layer in model.blocks.modules() if not isinstance(layer, TokenShift)]
+    matrices = [weight for layer in layers for weight in layer.parameters(recurse=False)]
+    rest = [weight for weight in model.parameters() if all(weight is not matrix for matrix in matrices)]
     return [
-        Muon(model.blocks.parameters(), config.learning_rate, config.weight_decay, dtype),
+        Muon(matrices, config.learning_rate, config.weight_decay, dtype),
         torch.optim.AdamW(rest, lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True),
     ]
 
 
 def learning_rate(step: int, config: OptimConfig) -> float:
-    """The rate of step 0 .. max_iters - 1: a linear rise, a plateau, and a linear fall towards zero."""
-    rise = (step + 1) / (config.warmup_iters + 1)
-    fall = (config.max_iters - step) / max(1, config.decay_fraction * config.max_iters)
-    return config.learning_rate * min(1.0, rise, fall)
+    """The rate of step 0 .. max_iters - 1: a short rise, then a straight fall towards zero."""
+    return config.learning_rate * min((step + 1) / (config.warmup_iters + 1), 1 - step / config.max_iters)
 
 
 def update(model: GPT, optimizers: list[Optimizer], scaler: GradScaler, rate: float, grad_clip: float) -> Tensor:

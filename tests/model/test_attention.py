@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from model.attention import Attention, KVCache, attend, attention_weights, fused_attend, rms_norm, rotate, rotation
+from model.attention import Attention, Cache, attend, attention_weights, fused_attend, norm, rotate, rotation
 
 both = pytest.mark.parametrize("attend_", [attend, fused_attend])
 
@@ -146,7 +146,7 @@ def still(T: int, D: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def test_query_key_and_value_are_three_matrices(monkeypatch):
     attention = module()
-    matrices = [attention.query.weight, attention.key.weight, attention.value.weight]
+    matrices = attention.qkv_3CC
     assert all(not torch.equal(a, b) for i, a in enumerate(matrices) for b in matrices[:i])
     seen = {}
     monkeypatch.setattr("model.attention.fused_attend", lambda q, k, v, causal: seen.update(q=q, k=k) or v)
@@ -161,8 +161,8 @@ def test_heads_are_single_heads_in_parallel():
     outputs = []
     for h in range(3):
         rows = slice(4 * h, 4 * h + 4)
-        q, k, v = (x @ m.weight[rows].mT for m in (attention.query, attention.key, attention.value))
-        outputs.append(attend(rotate(rms_norm(q), cos, sin), rotate(rms_norm(k), cos, sin), v, causal=True))
+        q, k, v = (x @ matrix[rows].mT for matrix in attention.qkv_3CC)
+        outputs.append(attend(rotate(norm(q), cos, sin), rotate(norm(k), cos, sin), v, causal=True))
     torch.testing.assert_close(attention(x, cos, sin), torch.cat(outputs, -1) @ attention.proj.weight.mT)
 
 
@@ -187,18 +187,28 @@ def test_rotation_keeps_lengths():
     torch.testing.assert_close(rotate(x, *rotation(7, 9, 8, like=x)).norm(dim=-1), x.norm(dim=-1))
 
 
-def test_rms_norm_gives_every_vector_a_root_mean_square_of_one():
-    x = 7 * draw(3, 9, 8)
-    normed = rms_norm(x)
-    torch.testing.assert_close(normed.square().mean(-1), torch.ones(3, 9, dtype=torch.float64))
-    torch.testing.assert_close(torch.cosine_similarity(x, normed, dim=-1), torch.ones(3, 9, dtype=torch.float64))
+def test_rotation_turns_each_pair_by_its_own_angle_a_character():
+    x, (cos, sin) = draw(5, 6), rotation(2, 5, 6, like=draw(1))
+    pairs = torch.complex(x[:, :3], x[:, 3:])
+    turns = torch.tensor([[t * 10000 ** (-e / 3) for e in range(3)] for t in range(2, 7)], dtype=torch.float64)
+    turned = pairs * torch.polar(torch.ones_like(turns), turns)
+    torch.testing.assert_close(rotate(x, cos, sin), torch.cat((turned.real, turned.imag), -1))
+
+
+def test_norm_gives_every_vector_mean_0_and_variance_1():
+    x = 7 * draw(3, 9, 8) + 2
+    normed = norm(x)
+    torch.testing.assert_close(normed.mean(-1), torch.zeros(3, 9, dtype=torch.float64))
+    torch.testing.assert_close(normed.var(-1, correction=0), torch.ones(3, 9, dtype=torch.float64), rtol=1e-4, atol=0)
+    centred = x - x.mean(-1, keepdim=True)
+    torch.testing.assert_close(torch.cosine_similarity(centred, normed, dim=-1), torch.ones(3, 9, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("cuts", [[1] * 7, [3, 4], [4, 1, 1, 1], [7]])
 def test_a_cache_changes_nothing(cuts):
     attention, x = module(), draw(2, 7, 12)
     whole = attention(x, *rotation(0, 7, 4, like=x))
-    cache, pieces = KVCache(), []
+    cache, pieces = Cache(), []
     for piece in x.split(cuts, dim=1):
         pieces.append(attention(piece, *rotation(cache.length, piece.size(1), 4, like=x), cache))
     torch.testing.assert_close(torch.cat(pieces, 1), whole)

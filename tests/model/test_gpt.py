@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from model.gpt import GPT, Block, GPTConfig
+from model.gpt import GPT, Block, GPTConfig, TokenShift
 
 CONFIG = GPTConfig(n_layer=3, n_head=2, n_embd=16, block_size=12)
 
@@ -67,10 +67,20 @@ def test_a_new_block_is_the_identity():
 def test_the_feed_forward_layer_mixes_no_positions_and_attention_does():
     block, x, order = network().blocks[0], torch.randn(1, 5, 16, dtype=torch.float64), [3, 0, 4, 1, 2]
     angles = torch.ones(5, 4, dtype=torch.float64), torch.zeros(5, 4, dtype=torch.float64)
-    assert not torch.allclose(block(x[:, order], *angles), block(x, *angles)[:, order])
-    nn.init.zeros_(block.attention.proj.weight)  # what is left is the feed-forward part
-    torch.testing.assert_close(block(x[:, order], *angles), block(x, *angles)[:, order])
-    assert not torch.equal(block(x, *angles), x)
+    torch.testing.assert_close(block.mlp(x[:, order]), block.mlp(x)[:, order])
+    mixed = block.attention(x, *angles)
+    assert not torch.allclose(block.attention(x[:, order], *angles), mixed[:, order])
+
+
+def test_a_shift_adds_shares_of_the_characters_before():
+    shift, x = TokenShift(16).double(), torch.randn(2, 5, 16, dtype=torch.float64)
+    assert torch.equal(shift(x), x)  # nothing at first
+    nn.init.normal_(shift.share)
+    expected = x.clone()
+    for t in range(5):
+        for back in range(1, min(t, TokenShift.REACH) + 1):
+            expected[:, t] += shift.share[back - 1] * x[:, t - back]
+    torch.testing.assert_close(shift(x), expected)
 
 
 def test_the_feed_forward_layer_is_a_squared_relu_between_two_matrices():

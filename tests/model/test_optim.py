@@ -31,18 +31,16 @@ def test_every_weight_is_in_one_group_once():
 
 
 @pytest.mark.parametrize("warmup", [0, 1, 10, 200])
-@pytest.mark.parametrize("decay", [0.0, 0.3, 1.0])
-def test_the_rate_rises_stays_and_falls(warmup, decay):
-    config = OptimConfig(max_iters=100, warmup_iters=warmup, decay_fraction=decay, learning_rate=0.5)
+def test_the_rate_rises_and_falls_to_zero(warmup):
+    config = OptimConfig(max_iters=100, warmup_iters=warmup, learning_rate=0.5)
     rates = [learning_rate(step, config) for step in range(100)]
     top = rates.index(max(rates))
     assert min(rates) > 0 and max(rates) <= 0.5
     assert rates[: top + 1] == sorted(rates[: top + 1])
     assert rates[top:] == sorted(rates[top:], reverse=True)
-    if warmup < 10 and decay < 1:
-        assert max(rates) == 0.5
-    if decay:
-        assert learning_rate(100, config) == 0  # the step after the last would not move
+    assert rates[0] == pytest.approx(0.5 / (warmup + 1))
+    assert rates[-1] == pytest.approx(0.5 / 100)
+    assert learning_rate(100, config) == 0  # the step after the last would not move
 
 
 @pytest.mark.parametrize(("length", "clip"), [(0.05, 0.1), (7.0, 0.1), (1e6, 0.1), (7.0, 0.0)])
@@ -103,7 +101,7 @@ def test_muon_takes_pytorch_s_steps(dtype, tolerance):
     ours = [torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in shapes]
     theirs = [torch.nn.Parameter(weight.detach().clone()) for weight in ours]
     muon = Muon(ours, 0.1, 0.3, dtype)
-    oracle = torch.optim.Muon(theirs, lr=0.1, weight_decay=0.3, adjust_lr_fn="match_rms_adamw")
+    oracle = torch.optim.Muon(theirs, lr=0.1, weight_decay=0.3, adjust_lr_fn="match_rms_adamw", ns_steps=4)
     for _ in range(3):
         for mine, other in zip(ours, theirs, strict=True):
             mine.grad = torch.randn(mine.shape, generator=generator)
