@@ -81,9 +81,7 @@ def read_toml(path: Path | str) -> dict[str, Any]:
         raise ValueError(f"preset {path} is not TOML: {error}") from None
 
 
-def read_flags(
-    argv: list[str], config_class: type, usage: str, *, extra: tuple[str, ...] = ()
-) -> tuple[str | None, dict[str, Any]]:
+def read_flags(argv: list[str], config_class: type, usage: str, extra: tuple[str, ...] = ()) -> tuple[str | None, dict]:
     """`argv` as its one positional word, or none, and the values of its flags, checked.
 
     Flags are `--key value` or `--key=value`, and a value may begin with a dash; `extra` flags are
@@ -141,7 +139,10 @@ def _checked(name: str, key: Key, value: Any) -> Any:
     elif key.kind in (int, float):
         if isinstance(value, bool) or not isinstance(value, int | key.kind):
             raise ValueError(f"{name} is {value!r}; it must be a {'whole ' if key.kind is int else ''}number")
-        if not _inside(value, key.interval):
+        low, high = (float(bound) for bound in key.interval[1:-1].split(","))
+        above = value >= low if key.interval[0] == "[" else value > low
+        below = value <= high if key.interval[-1] == "]" else value < min(high, 2**63)  # 2^63: TOML's end
+        if not (above and below):
             raise ValueError(f"{name} is {value}; it must lie in {key.interval}")
         value = key.kind(value)
     elif not isinstance(value, str):
@@ -149,10 +150,3 @@ def _checked(name: str, key: Key, value: Any) -> Any:
     elif "\0" in value or value.encode("utf-8", "replace").decode() != value:
         raise ValueError(f"{name} is {value!r}, which is not Unicode text")
     return value
-
-
-def _inside(value: float, interval: str) -> bool:
-    """Whether `value` lies in an interval written as mathematics does: "[0, 1)"; infinity is TOML's end, 2^63."""
-    low, high = (float(bound) for bound in interval[1:-1].split(","))
-    above = value >= low if interval[0] == "[" else value > low
-    return above and value < 2**63 and (value <= high if interval[-1] == "]" else value < high)

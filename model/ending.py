@@ -67,13 +67,11 @@ def exit_status(work: Callable[[], int]) -> int:
         return int(done.code or 0)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    except ValueError as error:
-        message, status = str(error), 2
+    except (ValueError, FloatingPointError) as error:
+        message, status = str(error), 2 if isinstance(error, ValueError) else 1
     except OSError as error:
         where = f"{error.filename or 'a file'} failed ({error.strerror}); what was saved before is whole"
         message, status = where if error.strerror else str(error), 1
-    except FloatingPointError as error:
-        message, status = str(error), 1
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "allocate memory" not in str(error):
             raise

@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 import time
+from contextlib import AbstractContextManager
 from datetime import datetime
 from pathlib import Path
 from textwrap import indent
@@ -45,13 +46,7 @@ def new_run_dir(out_dir: str | None) -> Path:
             path = next(names)  # another run began in the same second
 
 
-def wait_for_a_later_name(folder: Path) -> None:
-    """TensorBoard reads a folder's files in the order of their names, which begin with the second."""
-    while list(folder.glob(f"*.{int(time.time())}.*")):
-        time.sleep(0.05)
-
-
-class Record:
+class Record(AbstractContextManager):
     """The writing half of a run. Without a folder, as in all processes but the first, it writes nothing."""
 
     def __init__(self, run_dir: Path | None, config_toml: str, state: Checkpoint, plan: OptimConfig) -> None:
@@ -59,21 +54,16 @@ class Record:
         self.chars_per_step = plan.batch_size * state.config["block_size"]
         self.plotted = state.step, state.train_seconds
         self.curves: dict[str, SummaryWriter] = {}
-        self.bar = tqdm(
-            total=plan.max_iters,
-            initial=state.step,
-            unit="step",
-            dynamic_ncols=True,
-            disable=True if run_dir is None else None,  # None: where standard error is no terminal
-        )
+        hide = True if run_dir is None else None  # None: where standard error is no terminal
+        self.bar = tqdm(total=plan.max_iters, initial=state.step, unit="step", dynamic_ncols=True, disable=hide)
         if run_dir is not None:
             (run_dir / "config.toml").write_text(config_toml, "utf-8")
             for split in ("train", "val"):
-                wait_for_a_later_name(run_dir / split)
-            # What a killed run plotted past its last checkpoint is dropped: it will be plotted again.
-            self.curves = {
-                split: SummaryWriter(str(run_dir / split), purge_step=state.step) for split in ("train", "val")
-            }
+                # TensorBoard reads a folder's files in the order of their names, which begin with the second.
+                while list((run_dir / split).glob(f"*.{int(time.time())}.*")):
+                    time.sleep(0.05)
+                # What a killed run plotted past its last checkpoint is dropped: it will be plotted again.
+                self.curves[split] = SummaryWriter(str(run_dir / split), purge_step=state.step)
             self.curves["train"].add_text("config", indent(config_toml, "    ", lambda _: True), state.step)
 
     def trained(self, state: Checkpoint, loss: float, grad_norm: float, rate: float) -> None:
@@ -110,9 +100,6 @@ class Record:
                 curve.flush()
             checkpoint.save(state, *(self.run_dir / name for name in names))
 
-    def __enter__(self) -> "Record":
-        return self
-
     def __exit__(self, *failure: object) -> None:
         """End the bar and the curves, however the run ends."""
         self.bar.close()
@@ -126,12 +113,10 @@ class Record:
         (self.run_dir / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", "utf-8")
         run_dir, logdir = shlex.quote(str(self.run_dir)), shlex.quote(str(self.run_dir.parent))
         step, best = summary["iters"], summary["best_val_loss"]
-        lines = []
+        lines = [] if finished else [f"stopped at step {step:,}; nothing is lost"]
         if best is not None:
-            bits = summary["bits_per_char"]
-            lines.append(f"best    {best:.4f} nats per character ({bits:.3f} bits), at step {summary['best_iter']:,}")
-        if not finished:
-            lines.append(f"stopped at step {step:,}; nothing is lost")
+            bits, at = summary["bits_per_char"], summary["best_iter"]
+            lines.insert(0, f"best    {best:.4f} nats per character ({bits:.3f} bits), at step {at:,}")
         lines.append(f"sample  python sample.py {run_dir}{'' if best is not None else ' --which last'}")
         more = f" --max_iters {2 * step}" if step >= self.max_iters else " --patience 0" if finished else ""
         lines += [f"resume  python train.py --resume {run_dir}{more}", f"watch   tensorboard --logdir {logdir}"]

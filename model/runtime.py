@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -84,16 +85,13 @@ def autocast(device: torch.device, dtype: torch.dtype) -> torch.autocast:
 
 
 def keep_freed_memory() -> None:
-    """Have the C library keep what is freed: fetching each step's memory anew costs a tenth of its time.
-
-    GNU's alone takes these settings: blocks below 32 MiB from the heap, and no heap given back.
-    """
+    """Have GNU's C library keep what is freed: fetching each step's memory anew costs a tenth of its time."""
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
         libc.mallopt(-3, 32 << 20)  # M_MMAP_THRESHOLD, at its highest
         libc.mallopt(-1, 1 << 30)  # M_TRIM_THRESHOLD
 
 
-class Runtime:
+class Runtime(AbstractContextManager):
     """One process's view of the machine: its device and number format, and its place among the processes.
 
     Under torchrun each process takes its share of every batch; otherwise there is one, of rank 0.
@@ -117,9 +115,6 @@ class Runtime:
                 self.device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
                 torch.cuda.set_device(self.device)
             dist.init_process_group("nccl" if self.device.type == "cuda" else "gloo")
-
-    def __enter__(self) -> "Runtime":
-        return self
 
     def __exit__(self, *failure: object) -> None:
         """Leave the group of processes, if there is one."""
