@@ -1,0 +1,33 @@
+"""configs/nanogpt.toml against nanoGPT's own 6 x 384 model: seconds a step, and loss after as many characters."""
+
+from data.download import tiny_shakespeare
+from tests.benchmarks.peer import arguments, machine, nanogpt, quill
+
+
+def main() -> None:
+    given = arguments(steps=40, batch=64, device="cpu")
+    print(machine())
+    print(f"{given.steps} steps of {given.batch} x 256 characters, 6 layers of 384; seconds a step without evaluation")
+    steps, batch = int(given.steps), int(given.batch)
+    for seed in given.seeds:
+        flags = ("--batch_size", batch, "--max_iters", steps, "--eval_interval", steps, "--device", given.device)
+        ours = quill("configs/nanogpt.toml", *flags, "--seed", seed)
+        seconds = batch * 256 / ours.summary["chars_per_second"]
+        line = f"seed {seed}: Quill {seconds:.3f} s, loss {ours.summary['best_val_loss']:.4f}"
+        if given.nanogpt:
+            flags = (
+                f"--batch_size={batch}",
+                f"--max_iters={steps}",
+                f"--lr_decay_iters={steps}",
+                f"--seed={1336 + seed}",
+            )
+            flags += (f"--eval_interval={steps}", f"--device={given.device}", "--eval_iters=20", "--log_interval=1000")
+            flags += (f"--compile={given.device != 'cpu'}", f"--warmup_iters={min(100, steps // 10)}")
+            theirs = nanogpt(given.nanogpt, tiny_shakespeare(), *flags)
+            between = (theirs.curve[-1][0] - theirs.curve[0][0]) / steps
+            line += f" | nanoGPT {between:.3f} s with its last evaluation, loss {theirs.curve[-1][1]:.4f}"
+        print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()
