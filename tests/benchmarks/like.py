@@ -19,7 +19,6 @@ def main() -> None:
                 f"--batch_size={batch}",
                 f"--max_iters={steps}",
                 f"--lr_decay_iters={steps}",
-                f"--seed={1336 + seed}",
             )
             flags += (f"--eval_interval={steps}", f"--device={given.device}", "--eval_iters=20", "--log_interval=1000")
             flags += (f"--compile={given.device != 'cpu'}", f"--warmup_iters={min(100, steps // 10)}")

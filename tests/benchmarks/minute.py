@@ -20,7 +20,7 @@ def main() -> None:
             f"{seed:>6} {ours.seconds_to(A100_LOSS):>9.1f}s {ours.wall:>5.0f}s {ours.summary['best_val_loss']:>7.4f} |"
         )
         if given.nanogpt:
-            theirs = nanogpt(given.nanogpt, tiny_shakespeare(), *CPU_COMMAND, f"--seed={1336 + seed}")
+            theirs = nanogpt(given.nanogpt, tiny_shakespeare(), *CPU_COMMAND)
             line += f" {theirs.wall:>11.1f}s {theirs.best:>7.4f} | {ours.seconds_to(A100_LOSS) / theirs.wall:.2f}"
             if given.chart:
                 Path(ROOT, given.chart).write_text(drawn({"Quill": ours, "nanoGPT": theirs}))
