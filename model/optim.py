@@ -59,7 +59,7 @@ class Muon(Optimizer):
 
 
 def orthogonalise(x_NRC: Tensor, dtype: torch.dtype) -> Tensor:
-    """N matrices, their singular values pushed to about 1: all but the smallest to between 0.7 and 1.2.
+    """N matrices, their singular values pushed to about 1: all but the smallest to about 0.7 to 1.2.
 
     N matrices of R rows and C columns in, the same out; `dtype` is the format in between.
     """

@@ -1,4 +1,4 @@
-"""The default preset on other texts, no longer than nanoGPT's CPU command takes on each: python -m ... FILE ..."""
+"""The default preset on other texts, no longer than nanoGPT's CPU command takes on each: --texts FILE ..."""
 
 from pathlib import Path
 

@@ -133,6 +133,12 @@ def test_an_epoch_deals_every_window_once(length, block_size, seed, epoch):
     assert targets.max() < length
 
 
+def test_every_epoch_deals_in_an_order_of_its_own():
+    orders = [np.argsort(corpus.shuffled_windows(10_000, 10, 1, epoch)) for epoch in range(3)]
+    for order in (*orders, orders[0][orders[1]], orders[1][orders[2]]):
+        assert abs(np.corrcoef(order, np.arange(len(order)))[0, 1]) < 0.15
+
+
 def test_windows_come_in_one_order_whatever_the_batch(text_file):
     data = opened(text_file, block_size=8)
     epoch = len(corpus.shuffled_windows(len(data.train), 8, 1, 0))

@@ -50,6 +50,12 @@ def test_no_gradient_reaches_back_from_the_future():
         assert reached.tolist() == [True] * (t + 1) + [False] * (11 - t)
 
 
+def test_every_weight_has_a_part_in_the_logits():
+    model = network()
+    model(ids(2, 12)).square().sum().backward()
+    assert [name for name, weight in model.named_parameters() if weight.grad is None or not weight.grad.any()] == []
+
+
 def test_an_untrained_network_finds_all_characters_equally_likely():
     torch.manual_seed(0)
     logits_BTV = GPT(CONFIG, 11)(ids(2, 12))
