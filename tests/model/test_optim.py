@@ -121,3 +121,15 @@ def test_orthogonalising_makes_all_directions_about_equal_whatever_the_length(sh
         assert singular.min() > 0.3
         assert singular.max() < 1.3
     assert orthogonalise(torch.zeros(shape), dtype).isfinite().all()
+
+
+def test_muon_steps_a_stack_of_matrices_as_it_steps_each():
+    generator = torch.Generator().manual_seed(0)
+    stack = torch.nn.Parameter(torch.randn(3, 8, 8, generator=generator))
+    singly = [torch.nn.Parameter(matrix.clone()) for matrix in stack.detach()]
+    stack.grad = torch.randn(3, 8, 8, generator=generator)
+    for matrix, grad in zip(singly, stack.grad, strict=True):
+        matrix.grad = grad.clone()
+    for weights in ([stack], singly):
+        Muon(weights, 0.1, 0.3, torch.float32).step()
+    torch.testing.assert_close(stack, torch.stack(singly))
