@@ -128,6 +128,8 @@ def test_numbers_that_are_not_finite_are_never_saved(path, number):
     before = path.read_bytes()
     with pytest.raises(FloatingPointError, match=r"last\.pt"):
         save(Checkpoint(model={"weight": torch.tensor([1.0, number])}), path)
+    with pytest.raises(FloatingPointError, match=r"last\.pt"):
+        save(Checkpoint(optimizers=[{"state": {0: {"momentum": torch.tensor([1.0, number])}}}]), path)
     assert path.read_bytes() == before
 
 
