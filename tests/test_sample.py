@@ -11,8 +11,10 @@ import pytest
 
 import sample
 import train
+from configs.schema import build
 from data import corpus
 from model import checkpoint
+from sample import SampleConfig
 from tests.conftest import LINES, TINY
 
 ROOT = Path(__file__).parent.parent
@@ -184,3 +186,7 @@ def test_a_full_disk_is_named_with_the_mend(run, capsys):
     line = capsys.readouterr().err.splitlines()[-1]
     assert line.startswith("error: /dev/full cannot be written")
     assert "--out" in line
+
+
+def test_a_closed_bound_may_be_reached():
+    assert build(SampleConfig, {"top_p": 1.0}).sampling.top_p == 1.0
