@@ -165,7 +165,9 @@ class Runtime(AbstractContextManager):
         if self.compile_mode == "off" or (self.compile_mode == "auto" and self.device.type != "cuda"):
             return function
         try:
-            compiled = torch.compile(function, dynamic=False)
+            # A CPU's own random numbers take less time than the compiler's, and are those of a run not compiled.
+            options = {"fallback_random": self.device.type == "cpu"}
+            compiled = torch.compile(function, dynamic=False, options=options)
             with autocast(self.device, self.dtype):
                 compiled(*example).backward()
         except Exception as error:  # the compiler has no one type of its own for what can go wrong
