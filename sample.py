@@ -1,12 +1,16 @@
 """Write text from a trained model: python sample.py [RUN_DIR | CHECKPOINT.pt] [--key value ...]"""
 
 import contextlib
+import itertools
+import math
 import os
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Literal, TextIO
+
+import numpy as np
 
 from configs import TrainConfig
 from configs.schema import build, read_flags
@@ -14,7 +18,7 @@ from data.text import read_text
 from data.tokenizer import CharTokenizer
 from model import checkpoint
 from model.ending import exit_status, say, silence
-from model.generate import SamplingConfig, first_character, generate
+from model.generate import SamplingConfig, first_character, stream, surprise
 from model.gpt import GPT
 from model.runtime import DeviceConfig, autocast, choose_device, choose_dtype
 
@@ -32,10 +36,17 @@ class TextConfig:
     stop: Annotated[str, "end a text once it has written this"] = ""
     out: Annotated[str | None, "a file to write to instead of standard output, in the corpus's encoding"] = None
     which: Annotated[Literal["best", "last"], "of a run's two checkpoints"] = "best"
+    interactive: Annotated[bool, "continue one prompt after another; Ctrl-C ends a text, and then the session"] = False
+    score: Annotated[
+        str | None,
+        "a file: write its nats and bits per character; a little less than validation's, whose windows forget",
+    ] = None
 
     def __post_init__(self) -> None:
-        if self.prompt and self.prompt_file is not None:
-            raise ValueError("prompt and prompt_file are both given; leave one out")
+        only_one = ("prompt", "prompt_file", "interactive", "score")
+        given = [f.name for f in fields(self) if f.name in only_one and getattr(self, f.name) != f.default]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} are given; leave all but one out")
 
 
 @dataclass(frozen=True)
@@ -75,23 +86,58 @@ def read_prompt(config: TextConfig, encoding: str) -> str:
     return config.prompt if config.prompt_file is None else read_text(Path(config.prompt_file), encoding)
 
 
-def stream_texts(model: GPT, vocab: str, start: list[int], prompt: str, config: SampleConfig) -> Iterator[str]:
-    """All texts as one stream, the prompt before each: the first as it is made, the others when it is done."""
-    stop = list(config.text.stop)
-    texts: list[list[str]] = [[] for _ in range(config.sampling.num_samples)]
-    unfinished = set(range(config.sampling.num_samples))
+def encoded(tokenizer: CharTokenizer, name: str, text: str) -> np.ndarray:
+    """ids_N of a text. Raises ValueError that calls it `name`."""
+    try:
+        return tokenizer.encode(text)
+    except ValueError as error:
+        raise ValueError(f"{name} has characters the model never saw: {error}") from None
+
+
+def texts(model: GPT, tokenizer: CharTokenizer, prompt: str, config: SampleConfig) -> Iterator[str]:
+    """All texts as one stream, the prompt before each."""
+    vocab, start = tokenizer.vocab, encoded(tokenizer, "the prompt", prompt or first_character(tokenizer.vocab))
     yield prompt
-    for ids_B in generate(model, start, config.sampling):
-        for i in sorted(unfinished):
-            texts[i].append(vocab[ids_B[i]])
-            if i == 0:
-                yield vocab[ids_B[i]]
-            if stop and texts[i][-len(stop) :] == stop:
-                unfinished.remove(i)
-        if not unfinished:
-            break
-    for text in texts[1:]:
-        yield SEPARATOR + prompt + "".join(text)
+    for i, piece in stream(model, vocab, start.tolist(), config.sampling, config.text.stop):
+        yield piece if i == 0 else SEPARATOR + prompt + piece
+
+
+def write(pieces: Iterable[str], to: TextIO) -> None:
+    """Each piece as soon as it is there."""
+    for piece in pieces:
+        to.write(piece)
+        to.flush()
+
+
+def converse(model: GPT, tokenizer: CharTokenizer, config: SampleConfig, to: TextIO) -> None:
+    """A prompt from standard input, its continuation, and again, until the input ends."""
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401, PLC0415  (arrow keys and earlier prompts where one is typed)
+    if hasattr(sys.stdin, "reconfigure"):
+        sys.stdin.reconfigure(encoding="utf-8", errors="replace")
+    mark = "> " if sys.stdin.isatty() and to.isatty() else ""
+    for turn in itertools.count():
+        try:
+            prompt = input(mark)
+            encoded(tokenizer, "the prompt", prompt)
+        except ValueError as error:
+            say(f"error: {error}", sys.stderr)
+            continue
+        except (EOFError, KeyboardInterrupt) as end:
+            write("\n" if mark else "", to)
+            if isinstance(end, EOFError):
+                return
+            raise
+        sampling = replace(config.sampling, seed=config.sampling.seed + turn)  # asked again, it answers anew
+        with contextlib.suppress(KeyboardInterrupt):  # enough of this one
+            write(texts(model, tokenizer, prompt, replace(config, sampling=sampling)), to)
+        write("\n", to)
+
+
+def score(model: GPT, vocab: str, ids_N: np.ndarray) -> str:
+    """A line with the model's mean surprise at the characters of a text."""
+    nats = surprise(model, vocab.index(first_character(vocab)), ids_N) / len(ids_N)
+    return f"{nats:.4f} nats, {nats / math.log(2):.4f} bits per character, over {len(ids_N):,} characters\n"
 
 
 def open_out(out: str | None, encoding: str) -> contextlib.AbstractContextManager[TextIO]:
@@ -116,11 +162,11 @@ def sample(argv: list[str]) -> int:
     tokenizer = CharTokenizer(saved.vocab)
     prompt = read_prompt(config.text, trained.data.encoding)
     for name, text in (("prompt", prompt), ("stop", config.text.stop)):  # such a stop would never come
-        try:
-            tokenizer.encode(text)
-        except ValueError as error:
-            raise ValueError(f"the {name} has characters the model never saw: {error}") from None
-    start = tokenizer.encode(prompt or first_character(saved.vocab)).tolist()
+        encoded(tokenizer, f"the {name}", text)
+    if (scored := config.text.score) is not None:
+        scored_N = encoded(tokenizer, scored, read_text(Path(scored), trained.data.encoding))
+        if not len(scored_N):
+            raise ValueError(f"{scored} is empty")
     model = GPT(trained.model, len(saved.vocab))
     checkpoint.restore(saved, model)
     model.to(device).eval()
@@ -128,12 +174,15 @@ def sample(argv: list[str]) -> int:
     out = open_out(config.text.out, trained.data.encoding)
     say(f"{path}, step {saved.step}, on {device}", sys.stderr)
     try:
-        with out as stream, autocast(device, dtype):
-            for piece in stream_texts(model, saved.vocab, start, prompt, config):
-                stream.write(piece)
-                stream.flush()
-            if stream.isatty():
-                stream.write("\n")
+        with out as to, autocast(device, dtype):
+            if scored is not None:
+                write(score(model, saved.vocab, scored_N), to)
+            elif config.text.interactive:
+                converse(model, tokenizer, config, to)
+            else:
+                write(texts(model, tokenizer, prompt, config), to)
+                if to.isatty():
+                    to.write("\n")
     except BrokenPipeError:  # head, perhaps, has had enough
         silence(sys.stdout)
     except OSError as error:

@@ -65,7 +65,7 @@ def to_toml(config: Any) -> str:
             lines += ["", heading]
         # JSON's strings are TOML's, but TOML wants DEL escaped as well.
         quoted = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-        lines.append(f"{name} = {quoted if isinstance(value, str) else value}")
+        lines.append(f"{name} = {quoted if isinstance(value, str | bool) else value}")
     return "\n".join(lines[1:]) + "\n"
 
 
@@ -84,8 +84,8 @@ def read_toml(path: Path | str) -> dict[str, Any]:
 def read_flags(argv: list[str], config_class: type, usage: str, extra: tuple[str, ...] = ()) -> tuple[str | None, dict]:
     """`argv` as its one positional word, or none, and the values of its flags, checked.
 
-    Flags are `--key value` or `--key=value`, and a value may begin with a dash; `extra` flags are
-    text. --help prints `usage` and every key, and exits. Raises ValueError for anything else.
+    Flags are `--key value` or `--key=value`, and a value may begin with a dash; a bool's is `--key`
+    alone; `extra` flags are text. --help prints `usage` and every key, and exits. Raises ValueError for anything else.
     """
     known = keys(config_class) | {name: Key("", str, "", "", None) for name in extra}
     positional, values, words = None, {}, iter(argv)
@@ -102,7 +102,9 @@ def read_flags(argv: list[str], config_class: type, usage: str, extra: tuple[str
             continue
         name, equals, text = word[2:].partition("=")
         require_known(name, known)
-        if not equals and (text := next(words, None)) is None:
+        if known[name].kind is bool and not equals:
+            text = True
+        elif not equals and (text := next(words, None)) is None:
             raise ValueError(f"--{name} needs a value")
         if known[name].kind in (int, float):
             with contextlib.suppress(ValueError):  # _checked names what is no number
@@ -120,7 +122,7 @@ def help_text(config_class: type, usage: str) -> str:
             lines.append(f"\n{group}:")
         kind = "|".join(get_args(key.kind)) if get_origin(key.kind) is Literal else ""
         extra = [part for part in (kind, key.interval) if part]
-        default = "" if key.default in (None, "") else f" (default {key.default})"
+        default = "" if key.default in (None, "") or key.default is False else f" (default {key.default})"
         lines.append(f"  --{name:<28}{' '.join([key.help, *extra])}{default}")
     return "\n".join(lines)
 
@@ -136,6 +138,9 @@ def _checked(name: str, key: Key, value: Any) -> Any:
     if get_origin(key.kind) is Literal:
         if value not in get_args(key.kind):
             raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(get_args(key.kind))}")
+    elif key.kind is bool:
+        if not isinstance(value, bool):
+            raise ValueError(f"{name} is a switch and takes no value, here {value!r}")
     elif key.kind in (int, float):
         if isinstance(value, bool) or not isinstance(value, int | key.kind):
             raise ValueError(f"{name} is {value!r}; it must be a {'whole ' if key.kind is int else ''}number")

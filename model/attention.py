@@ -13,32 +13,41 @@ from torch import Tensor, nn
 EQUATION_IS_QUICKER = 512 * 512  # weights per head
 
 
-def attention_weights(q: Tensor, k: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+def attention_weights(
+    q: Tensor, k: Tensor, causal: bool = False, scale: float | None = None, *, window: int | None = None
+) -> Tensor:
     """How much each query attends to each key: softmax(Q Kᵀ / √d + mask).
 
     q_BHTD and k_BHSD give weights_BHTS, each row non-negative and of sum 1; any leading
     dimensions will do. The queries are the last T of the S positions, so with `causal` query t
-    sees the keys up to S - T + t. `scale` stands in for 1/√d: the variance of a dot product of
-    independent unit-variance vectors is d, and unscaled scores would saturate the softmax
-    (Vaswani et al. 2017, "Attention is all you need").
+    sees the keys up to S - T + t, and of these with a `window` the latest so many. `scale` stands
+    in for 1/√d: the variance of a dot product of independent unit-variance vectors is d, and
+    unscaled scores would saturate the softmax (Vaswani et al. 2017, "Attention is all you need").
     """
     T, S, D = q.size(-2), k.size(-2), q.size(-1)
     scores_BHTS = (q * (D**-0.5 if scale is None else scale)) @ k.mT
     if causal:
-        scores_BHTS = scores_BHTS + torch.full((T, S), -torch.inf, dtype=q.dtype, device=q.device).triu(S - T + 1)
+        hidden_TS = torch.full((T, S), -torch.inf, dtype=q.dtype, device=q.device)
+        scores_BHTS = scores_BHTS + hidden_TS.triu(S - T + 1)
+        if window is not None and window < S:
+            scores_BHTS = scores_BHTS + hidden_TS.tril(S - T - window)
     return scores_BHTS.softmax(dim=-1)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None, *, window: int | None = None
+) -> Tensor:
     """The textbook equation, softmax(Q Kᵀ / √d + mask) V: the specification of `fused_attend`.
 
     q_BHTD, k_BHSD, v_BHSD give out_BHTD; arguments as in `attention_weights`. Each output is a
     weighted average of values: it lies in their convex hull.
     """
-    return attention_weights(q, k, causal, scale) @ v
+    return attention_weights(q, k, causal, scale, window=window) @ v
 
 
-def fused_attend(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
+def fused_attend(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None, *, window: int | None = None
+) -> Tensor:
     """`attend` by PyTorch's fused kernel, which never writes the T x S weights to memory.
 
     Same arguments, same values and gradients. The kernel's own `is_causal` counts queries from
@@ -49,9 +58,10 @@ def fused_attend(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: f
     T, S = q.size(-2), k.size(-2)
     if q.device.type == "cpu" and v.dtype.itemsize == 2 and T * S <= EQUATION_IS_QUICKER:
         with torch.autocast("cpu", enabled=False):  # which would widen the softmax's memory
-            return attend(q.to(v.dtype), k.to(v.dtype), v, causal, scale)
-    if causal and 1 < T < S:
-        visible_TS = torch.ones(T, S, dtype=torch.bool, device=q.device).tril(S - T)
+            return attend(q.to(v.dtype), k.to(v.dtype), v, causal, scale, window=window)
+    window = S if window is None else window
+    if causal and (1 < T < S or window < S):
+        visible_TS = torch.ones(T, S, dtype=torch.bool, device=q.device).tril(S - T).triu(S - T - window + 1)
         return F.scaled_dot_product_attention(q, k, v, attn_mask=visible_TS, scale=scale)
     return F.scaled_dot_product_attention(q, k, v, is_causal=causal and T == S, scale=scale)
 
@@ -60,11 +70,12 @@ def rotation(start: int, T: int, D: int, like: Tensor) -> tuple[Tensor, Tensor]:
     """cos_TE and sin_TE (E = D/2) of the angles that stand for positions start .. start + T - 1.
 
     Feature pair e turns by 10000^(-e/E) radians per character: fast pairs tell neighbours apart,
-    slow ones paragraphs.
+    slow ones paragraphs. Far from the start the angles want more than float32.
     """
-    turns_E = 10000.0 ** (-torch.arange(0, D, 2, dtype=like.dtype, device=like.device) / D)
-    angles_TE = torch.arange(start, start + T, dtype=like.dtype, device=like.device)[:, None] * turns_E
-    return angles_TE.cos(), angles_TE.sin()
+    dtype, device = (torch.float64, "cpu") if start else (like.dtype, like.device)  # not every device has float64
+    turns_E = 10000.0 ** (-torch.arange(0, D, 2, dtype=dtype, device=device) / D)
+    angles_TE = torch.arange(start, start + T, dtype=dtype, device=device)[:, None] * turns_E
+    return angles_TE.cos().to(like), angles_TE.sin().to(like)
 
 
 def rotate(x_BHTD: Tensor, cos_TE: Tensor, sin_TE: Tensor) -> Tensor:
@@ -84,21 +95,26 @@ def norm(x: Tensor) -> Tensor:
 
 
 class Cache:
-    """What one block has computed so far: an argument of the model, never its state."""
+    """What one block has computed of the latest characters: an argument of the model, never its state."""
 
     def __init__(self) -> None:
-        self.k_BHSD = self.v_BHSD = None
+        self.kv_2BHSD: Tensor | None = None  # with room for more; the latest end at `end`
         self.last_BRC: dict[nn.Module, Tensor] = {}  # by each TokenShift, what it has seen last
-        self.length = 0
+        self.length = self.end = 0
 
-    def extend(self, k_BHTD: Tensor, v_BHTD: Tensor) -> tuple[Tensor, Tensor]:
-        """Append T positions; return all S keys and values so far."""
-        self.length += k_BHTD.size(2)
-        if self.k_BHSD is not None:
-            k_BHTD = torch.cat((self.k_BHSD, k_BHTD), dim=2)
-            v_BHTD = torch.cat((self.v_BHSD, v_BHTD), dim=2)
-        self.k_BHSD, self.v_BHSD = k_BHTD, v_BHTD
-        return k_BHTD, v_BHTD
+    def extend(self, k_BHTD: Tensor, v_BHTD: Tensor, window: int) -> tuple[Tensor, Tensor]:
+        """Append T positions; return all keys and values that any of these sees, the window - 1 before them too."""
+        B, H, T, D = k_BHTD.shape
+        before = min(self.length, window - 1)
+        if self.kv_2BHSD is None or self.end + T > self.kv_2BHSD.size(3):
+            longer_2BHSD = v_BHTD.new_empty(2, B, H, before + T + window, D)
+            if before:
+                longer_2BHSD[:, :, :, :before] = self.kv_2BHSD[:, :, :, self.end - before : self.end]
+            self.kv_2BHSD, self.end = longer_2BHSD, before
+        begin, self.end, self.length = self.end - before, self.end + T, self.length + T
+        self.kv_2BHSD[0, :, :, begin + before : self.end] = k_BHTD
+        self.kv_2BHSD[1, :, :, begin + before : self.end] = v_BHTD
+        return self.kv_2BHSD[:, :, :, begin : self.end].unbind()
 
 
 class Attention(nn.Module):
@@ -109,9 +125,9 @@ class Attention(nn.Module):
     network is the identity and each block learns what to add to it.
     """
 
-    def __init__(self, n_embd: int, n_head: int) -> None:
+    def __init__(self, n_embd: int, n_head: int, window: int) -> None:
         super().__init__()
-        self.n_head = n_head
+        self.n_head, self.window = n_head, window
         self.qkv_3CC = nn.Parameter(torch.empty(3, n_embd, n_embd).uniform_(-(n_embd**-0.5), n_embd**-0.5))
         self.proj = nn.Linear(n_embd, n_embd, bias=False)
         nn.init.zeros_(self.proj.weight)
@@ -124,6 +140,6 @@ class Attention(nn.Module):
         q_BHTD, k_BHSD = rotate(norm(qk_2BHTD), cos_TE, sin_TE)
         v_BHSD = v_1BHTD[0]
         if cache is not None:
-            k_BHSD, v_BHSD = cache.extend(k_BHSD, v_BHSD)
-        out_BHTD = fused_attend(q_BHTD, k_BHSD, v_BHSD, causal=True)
+            k_BHSD, v_BHSD = cache.extend(k_BHSD, v_BHSD, self.window)
+        out_BHTD = fused_attend(q_BHTD, k_BHSD, v_BHSD, causal=True, window=self.window)
         return self.proj(out_BHTD.transpose(1, 2).flatten(2))

@@ -3,14 +3,19 @@
 Shapes: B samples written side by side, T time, V vocabulary.
 """
 
-from collections.abc import Iterator
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from model.gpt import GPT
+from model.native import TEXTS, Native, suits
 
 
 @dataclass(frozen=True)
@@ -32,9 +37,12 @@ def probabilities(logits_BV: np.ndarray, config: SamplingConfig) -> np.ndarray:
     top_p (Holtzman et al. 2019, "The curious case of neural text degeneration").
     """
     k = 1 if config.temperature == 0 else config.top_k or logits_BV.shape[-1]
-    logits_BV = logits_BV - logits_BV.max(-1, keepdims=True)
+    logits_BV = logits_BV.astype(np.float64)
+    logits_BV -= logits_BV.max(-1, keepdims=True)
     with np.errstate(over="ignore"):  # near temperature 0 all but the likeliest go to minus infinity
         probs_BV = np.exp(logits_BV / (config.temperature or 1.0))
+    if k >= logits_BV.shape[-1] and config.top_p == 1:  # no need to rank them
+        return probs_BV / probs_BV.sum(-1, keepdims=True)
     order_BV = np.argsort(-logits_BV, -1, kind="stable")
     ranked_BV = np.take_along_axis(probs_BV, order_BV, -1)
     ranked_BV[:, k:] = 0
@@ -56,32 +64,99 @@ def first_character(vocab: str) -> str:
     return "\n" if "\n" in vocab else vocab[0]
 
 
-def context_start(position: int, block_size: int) -> int:
-    """Where the context of the character at `position` begins: the rule past block_size.
+def side_by_side(model: GPT, B: int) -> int:
+    """How many of B texts are best written in one go, the others in other threads or later."""
+    return min(B, TEXTS) if suits(model) else B
 
-    The window holds up to block_size characters; once full it starts anew from its later half, so
-    the model always sees at least half a block, at positions it was trained on.
+
+def reader(model: GPT, B: int) -> Callable[[np.ndarray], np.ndarray]:
+    """What reads B texts, some more characters ids_BT at each call, and gives logits_BV of what follows.
+
+    That is `Native` where it will do, else the model itself.
     """
-    half = max(1, block_size // 2)
-    return half * max(0, -(-(position - block_size) // half))
+    if suits(model):
+        return Native(model, B)
+    device, cache = model.embedding.weight.device, model.new_cache()
+
+    @torch.inference_mode()
+    def read(ids_BT: np.ndarray) -> np.ndarray:
+        for part_BT in torch.from_numpy(ids_BT).to(device).split(model.config.block_size, dim=1):
+            logits_BTV = model(part_BT, cache)
+        return logits_BTV[:, -1].cpu().double().numpy()
+
+    return read
+
+
+def generate(
+    model: GPT, prompt: list[int], config: SamplingConfig, samples: range | None = None
+) -> Iterator[np.ndarray]:
+    """Yield ids_B, the next character of each of num_samples texts that continue `prompt`, or of some of them.
+
+    Sample i's draws are a function of (seed, i) alone: streamed, whole, alone or beside others, it is the same
+    text. However long it is, each character is what the model, run over all before it, would choose. The model is
+    to be in eval mode.
+    """
+    samples = range(config.num_samples) if samples is None else samples
+    draws = [np.random.default_rng([config.seed, i]) for i in samples]
+    read, ids_BT = reader(model, len(draws)), np.array([prompt[-model.reach :]] * len(draws))
+    for _ in range(config.max_new_tokens):
+        probs_BV = probabilities(read(ids_BT), config)
+        ids_B = choose(probs_BV, np.array([draw.random() for draw in draws]))
+        yield ids_B
+        ids_BT = ids_B[:, None]
+
+
+def stream(
+    model: GPT, vocab: str, prompt: list[int], config: SamplingConfig, stop: str = ""
+) -> Iterator[tuple[int, str]]:
+    """Yield (0, character) as the first sample is written, then (i, text) for each of the others.
+
+    A sample ends at max_new_tokens, or where it has written `stop`.
+    """
+    samples, enough = range(config.num_samples), threading.Event()
+    width = side_by_side(model, len(samples))
+    first, *others = (samples[i : i + width] for i in samples[::width])
+
+    def characters(group: range) -> Iterator[tuple[int, str]]:
+        ends = dict.fromkeys(group, "")
+        for ids_B in generate(model, prompt, config, group):
+            for i, id_ in zip(group, ids_B, strict=True):
+                if i in ends:
+                    yield i, vocab[id_]
+                    ends[i] = (ends[i] + vocab[id_])[-len(stop) :] if stop else ""
+                    if stop and ends[i] == stop:
+                        del ends[i]
+            if not ends or enough.is_set():
+                break
+
+    def texts(group: range) -> dict[int, list[str]]:
+        parts = {i: [] for i in group}
+        for i, character in characters(group):
+            parts[i].append(character)
+        return parts
+
+    pool = ThreadPoolExecutor(torch.get_num_threads())
+    try:
+        later = [pool.submit(texts, group) for group in others]
+        beside = {i: [] for i in first[1:]}
+        for i, character in characters(first):
+            if i == 0:
+                yield i, character
+            else:
+                beside[i].append(character)
+        for parts in itertools.chain([beside], (future.result() for future in later)):
+            yield from ((i, "".join(part)) for i, part in parts.items())
+    finally:  # also where the reader has had enough
+        enough.set()
+        pool.shutdown(cancel_futures=True)
 
 
 @torch.inference_mode()
-def generate(model: GPT, prompt: list[int], config: SamplingConfig) -> Iterator[np.ndarray]:
-    """Yield ids_B, the next character of each of num_samples texts that continue `prompt`.
-
-    Sample i's draws are a function of (seed, i) alone: streamed, whole, alone or beside others,
-    it is the same text. The model is to be in eval mode.
-    """
-    device = model.embedding.weight.device
-    draws = [np.random.default_rng([config.seed, i]) for i in range(config.num_samples)]
-    window_BT = torch.tensor(prompt, device=device).repeat(config.num_samples, 1)
-    cache = model.new_cache()
-    for _ in range(config.max_new_tokens):
-        if start := context_start(window_BT.size(1), model.config.block_size):
-            window_BT, cache = window_BT[:, start:], model.new_cache()
-        logits_BTV = model(window_BT[:, cache[0].length :], cache)  # only what the cache has not seen
-        probs_BV = probabilities(logits_BTV[:, -1].cpu().double().numpy(), config)
-        ids_B = choose(probs_BV, np.array([draw.random() for draw in draws]))
-        yield ids_B
-        window_BT = torch.cat((window_BT, torch.from_numpy(ids_B).to(device)[:, None]), dim=1)
+def surprise(model: GPT, before: int, ids_N: np.ndarray) -> float:
+    """The sum over a text that follows the character `before` of -ln p(character), in nats."""
+    device, cache, nats = model.embedding.weight.device, model.new_cache(), 0.0
+    text_N = torch.from_numpy(np.append(before, ids_N)).long().to(device)
+    parts = (part_N.split(model.config.block_size) for part_N in (text_N[:-1], text_N[1:]))
+    for x_T, y_T in zip(*parts, strict=True):
+        nats += F.cross_entropy(model(x_T[None], cache)[0].float(), y_T, reduction="sum").item()
+    return nats

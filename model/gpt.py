@@ -20,7 +20,7 @@ class GPTConfig:
     n_layer: Annotated[int, "blocks, one after another", "[1, inf)"] = 4
     n_head: Annotated[int, "attention heads per block", "[1, inf)"] = 2
     n_embd: Annotated[int, "channels: the width of a character's vector", "[1, inf)"] = 128
-    block_size: Annotated[int, "context: characters the model sees at once", "[1, inf)"] = 256
+    block_size: Annotated[int, "context: characters that attention looks back over", "[1, inf)"] = 256
     dropout: Annotated[float, "share of each block's output zeroed in training", "[0, 1)"] = 0.0
 
     def __post_init__(self) -> None:
@@ -74,7 +74,7 @@ class Block(nn.Module):
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.shift_attention, self.shift_mlp = TokenShift(config.n_embd), TokenShift(config.n_embd)
-        self.attention = Attention(config.n_embd, config.n_head)
+        self.attention = Attention(config.n_embd, config.n_head, config.block_size)
         self.mlp = MLP(config.n_embd)
         # Not inside attention: PyTorch's kernel would leave its fast path, at seven times the cost.
         self.dropout = nn.Dropout(config.dropout)
@@ -102,6 +102,7 @@ class GPT(nn.Module):
     def forward(self, ids_BT: Tensor, cache: list[Cache] | None = None) -> Tensor:
         """ids_BT to logits_BTV: at each position, the scores of the character that follows it.
 
+        The text may be of any length: attention looks back over block_size characters at most.
         `cache` holds one Cache per block (`new_cache`); ids_BT then continues the text already in
         it, and joins it.
         """
@@ -112,6 +113,11 @@ class GPT(nn.Module):
         for i, block in enumerate(self.blocks):
             x_BTC = block(x_BTC, cos_TE, sin_TE, cache[i] if cache else None)
         return self.head(norm(x_BTC))
+
+    @property
+    def reach(self) -> int:
+        """How many of a text's latest characters the next one's scores depend on, through all blocks."""
+        return 1 + self.config.n_layer * (self.config.block_size - 1 + 2 * TokenShift.REACH)
 
     def new_cache(self) -> list[Cache]:
         """An empty cache, to be passed to `forward`, which fills it."""

@@ -1,8 +1,11 @@
 """The laws of sampling: text and nothing else, the same for a seed, from a checkpoint alone."""
 
 import io
+import itertools
+import math
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -76,6 +79,35 @@ def test_several_samples_are_parted_by_a_line_of_dashes(say):
     assert texts[0] == say(*flags)
 
 
+def test_how_many_are_written_changes_none_of_them(say):
+    """Eight are written at a time, others in other threads."""
+    flags = ["--prompt", "TOM:", "--max_new_tokens", "20", "--temperature", "2"]
+    texts = [say(*flags, "--num_samples", str(count)).split(sample.SEPARATOR) for count in (1, 8, 9, 30)]
+    for fewer in texts:
+        assert fewer == texts[-1][: len(fewer)]
+    assert len(set(texts[-1])) == len(texts[-1]) == 30
+
+
+def test_each_text_ends_at_its_own_stop(say):
+    flags = ["--max_new_tokens", "60", "--temperature", "2", "--num_samples", "20"]
+    whole, cut = (say(*flags, *stop).split(sample.SEPARATOR) for stop in ([], ["--stop", "e"]))
+    assert [text.partition("e")[0] for text in whole] == [text.removesuffix("e") for text in cut]
+    assert len({len(text) for text in cut}) > 3
+
+
+@pytest.mark.parametrize("how", ["a reader that has had enough", "Ctrl-C"])
+def test_what_ends_it_ends_all_threads(run, how):
+    command = [sys.executable, str(ROOT / "sample.py"), "--max_new_tokens", "10000000", "--num_samples", "30"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.read(1)
+        if how == "Ctrl-C":
+            process.send_signal(signal.SIGINT)
+        else:
+            process.stdout.close()
+        assert process.wait(60) == (130 if how == "Ctrl-C" else 0)
+        assert process.stderr.read().count(b"\n") == 1  # the line that names the checkpoint
+
+
 def test_a_text_ends_once_it_has_written_stop(say):
     whole = say("--max_new_tokens", "200", "--temperature", "1")
     stop = whole[20:23]
@@ -127,6 +159,53 @@ def test_a_prompt_from_a_file_or_from_standard_input(say, monkeypatch):
     assert len(from_file) == 16
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"KATE:\n")))
     assert say("--prompt_file", "-", "--max_new_tokens", "10") == from_file
+
+
+def test_score_is_the_loss_of_the_text(run, say, text_file):
+    saved = checkpoint.load(run / "best.pt")
+    split = LINES[int(len(LINES) * 0.9) :]
+    Path("split.txt").write_text(split)
+    line = say("--score", "split.txt")
+    nats, bits = float(line.split()[0]), float(line.split()[2])
+    assert bits == pytest.approx(nats / math.log(2), abs=1e-4)
+    assert f"over {len(split)} characters" in line
+    assert nats == pytest.approx(saved.best_val_loss, abs=0.01)  # bfloat16, and windows that begin knowing nothing
+    whole = say("--score", str(text_file))
+    assert whole == say("--score", str(text_file), "--seed", "3")
+    assert float(whole.split()[0]) != nats
+
+
+def test_interactive_continues_one_prompt_after_another(run, say, capsys, monkeypatch):
+    flags = ["--max_new_tokens", "20", "--temperature", "2"]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("KATE:\nTOM: é\n\nKATE:\n"))
+    assert sample.main(["--interactive", *flags]) == 0
+    said = capsys.readouterr()
+    turns = [(0, ["--prompt", "KATE:"]), (2, []), (3, ["--prompt", "KATE:"])]
+    first, third, fourth = (say(*flags, *prompt, "--seed", str(1337 + turn)) for turn, prompt in turns)
+    assert said.out == f"{first}\n{third}\n{fourth}\n"
+    assert first != fourth
+    assert "error: the prompt has characters the model never saw" in said.err
+
+
+def test_ctrl_c_ends_a_text_and_then_the_session(run, capsys, monkeypatch):
+    prompts, stream = iter(["KATE:", "TOM:"]), sample.stream
+
+    def interrupted(*args):
+        yield from itertools.islice(stream(*args), 5)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sample, "stream", interrupted)
+    capsys.readouterr()
+    monkeypatch.setattr("builtins.input", lambda mark: next(prompts, None) or ctrl_c())
+    assert sample.main(["--interactive"]) == 130
+    said = capsys.readouterr().out
+    assert said.startswith("KATE:")
+    assert "TOM:" in said
+    assert len(said) == len("KATE:") + len("TOM:") + 2 * 5 + 2
+
+
+def ctrl_c() -> str:
+    raise KeyboardInterrupt
 
 
 def test_out_is_in_the_corpus_s_encoding(tiny, text_file, capsys):

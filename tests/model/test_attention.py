@@ -15,16 +15,17 @@ def draw(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def in_a_loop(q, k, v, causal: bool, scale: float | None):
+def in_a_loop(q, k, v, causal: bool, scale: float | None = None, *, window: int | None = None):
     """The weighted sum, position by position, with no tensor operation larger than a dot product."""
     T, S, D = len(q), len(k), q.size(1)
     out = torch.zeros(T, v.size(1), dtype=torch.float64)
     for t in range(T):
         visible = S - T + t + 1 if causal else S
-        scores = [float(q[t] @ k[s]) * (scale or 1 / math.sqrt(D)) for s in range(visible)]
+        seen = range(max(0, visible - (window or S)), visible)
+        scores = [float(q[t] @ k[s]) * (scale or 1 / math.sqrt(D)) for s in seen]
         exponentials = [math.exp(score - max(scores)) for score in scores]
-        for s in range(visible):
-            out[t] += exponentials[s] / sum(exponentials) * v[s]
+        for s, exponential in zip(seen, exponentials, strict=True):
+            out[t] += exponential / sum(exponentials) * v[s]
     return out
 
 
@@ -38,14 +39,23 @@ def test_equals_a_loop_over_positions(attend_, T, S, scale, causal):
     torch.testing.assert_close(out, in_a_loop(q, k, v, causal, scale))
 
 
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("window", [1, 3, 6, 7, 100])
+@pytest.mark.parametrize(("T", "S"), [(7, 7), (3, 7), (1, 7), (1, 1)])
+@both
+def test_a_window_is_a_loop_over_the_latest_positions(attend_, T, S, window):
+    q, k, v = draw(T, 4, seed=1), draw(S, 4, seed=2), draw(S, 4, seed=3)
+    out = attend_(q[None, None], k[None, None], v[None, None], True, window=window)[0, 0]
+    torch.testing.assert_close(out, in_a_loop(q, k, v, True, window=window))
+
+
+@pytest.mark.parametrize(("causal", "window"), [(False, None), (True, None), (True, 2)])
 @pytest.mark.parametrize(("T", "S"), [(8, 8), (3, 8), (1, 8)])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_kernel_equals_the_equation_in_values_and_gradients(dtype, T, S, causal):
+def test_kernel_equals_the_equation_in_values_and_gradients(dtype, T, S, causal, window):
     results = []
     for attend_ in (attend, fused_attend):
         q, k, v = (draw(2, 3, n, 4, seed=n + i).to(dtype).requires_grad_() for i, n in enumerate((T, S, S)))
-        out = attend_(q, k, v, causal)
+        out = attend_(q, k, v, causal, window=window)
         (out * draw(*out.shape, seed=9).to(dtype)).sum().backward()
         results.append((out, q.grad, k.grad, v.grad))
     torch.testing.assert_close(*results)
@@ -56,9 +66,10 @@ def test_half_precision_is_the_equation_to_that_precision(monkeypatch, quicker):
     monkeypatch.setattr("model.attention.EQUATION_IS_QUICKER", quicker)
     q, k, v = (draw(2, 3, 32, 8, seed=i).bfloat16() for i in range(3))
     with torch.autocast("cpu", torch.bfloat16):
-        out = fused_attend(q.float(), k.float(), v, causal=True)
+        out = fused_attend(q.float(), k.float(), v, causal=True, window=20)
     assert out.dtype == torch.bfloat16
-    torch.testing.assert_close(out.double(), attend(q.double(), k.double(), v.double(), True), rtol=0.02, atol=0.02)
+    exact = attend(q.double(), k.double(), v.double(), True, window=20)
+    torch.testing.assert_close(out.double(), exact, rtol=0.02, atol=0.02)
 
 
 def test_hand_worked_example():
@@ -132,9 +143,9 @@ def test_no_query_sees_a_later_key(attend_, T, S):
         assert changed.tolist() == [S - T + t >= s for t in range(T)]
 
 
-def module(n_embd: int = 12, n_head: int = 3) -> Attention:
+def module(n_embd: int = 12, n_head: int = 3, window: int = 100) -> Attention:
     torch.manual_seed(1)
-    attention = Attention(n_embd, n_head).double()
+    attention = Attention(n_embd, n_head, window).double()
     nn.init.normal_(attention.proj.weight)
     return attention
 
@@ -149,7 +160,7 @@ def test_query_key_and_value_are_three_matrices(monkeypatch):
     matrices = attention.qkv_3CC
     assert all(not torch.equal(a, b) for i, a in enumerate(matrices) for b in matrices[:i])
     seen = {}
-    monkeypatch.setattr("model.attention.fused_attend", lambda q, k, v, causal: seen.update(q=q, k=k) or v)
+    monkeypatch.setattr("model.attention.fused_attend", lambda q, k, v, **_: seen.update(q=q, k=k) or v)
     attention(draw(1, 5, 12), *still(5, 4))
     scores = seen["q"] @ seen["k"].mT
     assert not torch.allclose(scores, scores.mT)  # what i sees in j is not what j sees in i
@@ -204,9 +215,16 @@ def test_norm_gives_every_vector_mean_0_and_variance_1():
     torch.testing.assert_close(torch.cosine_similarity(centred, normed, dim=-1), torch.ones(3, 9, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("cuts", [[1] * 7, [3, 4], [4, 1, 1, 1], [7]])
-def test_a_cache_changes_nothing(cuts):
-    attention, x = module(), draw(2, 7, 12)
+@pytest.mark.parametrize("start", [10**4, 10**6, 10**9])
+def test_far_from_the_start_angles_are_as_exact_as_near_it(start):
+    here = rotation(start, 5, 8, like=draw(1).float())
+    torch.testing.assert_close(here, tuple(x.float() for x in rotation(start, 5, 8, like=draw(1))), rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("window", [1, 2, 3, 6, 7, 100])
+@pytest.mark.parametrize("cuts", [[1] * 7, [3, 4], [4, 1, 1, 1], [7], [1, 6]])
+def test_a_cache_changes_nothing(cuts, window):
+    attention, x = module(window=window), draw(2, 7, 12)
     whole = attention(x, *rotation(0, 7, 4, like=x))
     cache, pieces = Cache(), []
     for piece in x.split(cuts, dim=1):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from torch import nn
 
-from model.generate import SamplingConfig, choose, context_start, generate, probabilities
+from model.generate import SamplingConfig, choose, generate, probabilities, side_by_side, surprise
 from model.gpt import GPT, GPTConfig
 
 V = 7
@@ -86,27 +86,19 @@ def test_the_improbable_is_rare_but_the_impossible_never_happens(weights, unifor
         assert probs[0, choose(probs, np.array([u]))[0]] > 0
 
 
-@given(st.integers(1, 10**6), st.integers(1, 5000))
-def test_the_context_is_the_latest_half_block_at_least(position, block_size):
-    start = context_start(position, block_size)
-    seen = position - start
-    assert seen <= block_size
-    assert seen == position or seen > block_size - max(1, block_size // 2)
-    assert context_start(position + 1, block_size) >= start
-
-
 @pytest.mark.parametrize("block_size", [1, 2, 5, 8])
 @pytest.mark.parametrize("length", [0.5, 1, 2, 5])
-def test_greedy_on_the_cache_is_greedy_by_the_rule_written_out(block_size, length):
-    model, ids = network(block_size), [1]
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_greedy_is_what_the_model_run_over_the_whole_text_finds_likeliest(block_size, length, dtype):
+    """On the cache or in native code, inside block_size and past it."""
+    model, ids = network(block_size).to(dtype), [1]
     written = text(model, ids, max_new_tokens=max(1, int(length * block_size)), temperature=0)[0]
     for character in written:
-        window = ids[context_start(len(ids), block_size) :]
-        assert character == model(torch.tensor([window]))[0, -1].argmax()
+        assert character == model(torch.tensor([ids]))[0, -1].argmax()
         ids.append(int(character))
 
 
-@pytest.mark.parametrize("length", [3, 8, 9, 30])
+@pytest.mark.parametrize("length", [3, 8, 9, 30, 60])
 def test_a_prompt_of_any_length_is_read_by_the_same_rule(length):
     """What follows a text does not depend on how much of it was given and how much was written."""
     model = network()
@@ -122,9 +114,25 @@ def test_a_seed_is_a_text():
     assert (first != other).any()
 
 
-def test_a_sample_is_the_same_alone_and_beside_others():
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_sample_is_the_same_alone_and_beside_others(dtype):
+    model, settings = network().to(dtype), SamplingConfig(max_new_tokens=40, temperature=5.0, num_samples=13)
+    beside = np.stack(list(generate(model, [1], settings)), axis=1)
+    assert len({tuple(row) for row in beside}) == 13
+    for some in (range(1), range(3, 12), range(12, 13)):
+        assert (np.stack(list(generate(model, [1], settings, some)), axis=1) == beside[some.start : some.stop]).all()
+
+
+def test_texts_are_written_side_by_side_as_suits_who_writes_them(monkeypatch):
     model = network()
-    alone = text(model, [1], max_new_tokens=40, temperature=5.0)
-    beside = text(model, [1], max_new_tokens=40, temperature=5.0, num_samples=5)
-    assert (alone[0] == beside[0]).all()
-    assert len({tuple(row) for row in beside}) == 5
+    assert side_by_side(model, 100) == 100
+    for library, width in ((object(), 8), (None, 100)):
+        monkeypatch.setattr("model.native.library", lambda: library)  # noqa: B023
+        assert [side_by_side(model.float(), B) for B in (3, 100)] == [3, width]
+
+
+def test_the_surprise_at_a_text_is_that_of_its_characters_one_by_one():
+    model, ids_N = network(), np.random.default_rng(0).integers(V, size=30)
+    logits_TV = model(torch.tensor([[1, *ids_N]]))[0, :-1]
+    expected = -logits_TV.log_softmax(-1)[torch.arange(30), ids_N].sum().item()
+    assert surprise(model, 1, ids_N) == pytest.approx(expected, rel=1e-6)

@@ -106,12 +106,25 @@ def test_one_character_in_two_contexts_has_one_embedding_and_two_vectors():
     assert not torch.allclose(seen["contextual"][0, 1], seen["contextual"][1, 3])
 
 
-@pytest.mark.parametrize("cuts", [[1] * 12, [5, 7], [7, 1, 4]])
+@pytest.mark.parametrize("cuts", [[1] * 12, [5, 7], [7, 1, 4], [1] * 40, [12] * 3, [30, 1, 1, 8], [3, 37]])
 def test_cached_logits_equal_uncached_ones(cuts):
-    model, ids_BT = network(), ids(2, 12)
+    """Also where the text is longer than block_size, and attention no longer sees all of it."""
+    model, ids_BT = network(), ids(2, sum(cuts))
     cache = model.new_cache()
     pieces = [model(piece, cache) for piece in ids_BT.split(cuts, dim=1)]
     torch.testing.assert_close(torch.cat(pieces, dim=1), model(ids_BT))
+
+
+@pytest.mark.parametrize("block_size", [1, 4])
+def test_its_reach_is_how_far_back_a_character_matters(block_size):
+    model = network(config=GPTConfig(n_layer=2, n_head=2, n_embd=16, block_size=block_size))
+    ids_BT = ids(1, model.reach + 3)
+    before = model(ids_BT)[0, -1]
+    for t in range(ids_BT.size(1)):
+        changed = ids_BT.clone()
+        changed[:, t] = (changed[:, t] + 1) % 11
+        assert torch.equal(model(changed)[0, -1], before) == (t < 3), t
+    torch.testing.assert_close(model(ids_BT[:, -model.reach :])[0, -1], before)
 
 
 def test_the_cache_is_no_state_of_the_model():

@@ -1,0 +1,115 @@
+"""native.c, compiled once for this machine: the network at the speed of a CPU, for sampling."""
+
+import contextlib
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from model.gpt import GPT, TokenShift
+
+SOURCE = Path(__file__).with_name("native.c")
+COLUMNS, TEXTS = 32, 8  # as in native.c
+
+
+class Sizes(ctypes.Structure):
+    """native.c's `sizes`."""
+
+    _fields_ = [(name, ctypes.c_int) for name in ("layers", "B", "C", "H", "V", "W", "R")]
+
+
+class Native:
+    """B texts on their way through `model`, in one thread; only where it `suits`."""
+
+    def __init__(self, model: GPT, B: int) -> None:
+        size, V = model.config, model.head.out_features
+        W, D, reach = size.block_size, size.n_embd // size.n_head, TokenShift.REACH
+        self.sizes = Sizes(size.n_layer, B, size.n_embd, size.n_head, V, W, reach)
+        self.weights = np.concatenate([packed(*weight) for weight in in_order(model)])
+        seen = size.n_head * (whole(W) * D + whole(D) * W)  # a text's keys and values in one block
+        self.state = np.zeros(B * (6 * size.n_embd + size.n_layer * (2 * reach * size.n_embd + seen)), np.float32)
+        self.logits_BV = np.empty((B, V), np.float32)
+        self.step, self.position = library().step, 0
+        self.step.restype = None
+        self.given = ctypes.byref(self.sizes), pointer(self.weights)
+        self.taken = pointer(self.state), pointer(self.logits_BV)
+
+    def __call__(self, ids_BT: np.ndarray) -> np.ndarray:
+        """The next T characters of each text, to logits_BV of the one that follows; valid until the next call."""
+        for ids_B in np.ascontiguousarray(ids_BT.T, np.int64):
+            self.step(*self.given, pointer(ids_B), ctypes.c_int64(self.position), *self.taken)
+            self.position += 1
+        return self.logits_BV
+
+
+def suits(model: GPT) -> bool:
+    """Whether `Native` can stand in for the model: in float32 on a CPU, where there is a C compiler."""
+    weight = model.embedding.weight
+    plain = weight.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
+    return weight.device.type == "cpu" and plain and library() is not None
+
+
+def pointer(array: np.ndarray) -> ctypes.c_void_p:
+    """Where its numbers are."""
+    return ctypes.c_void_p(array.ctypes.data)
+
+
+def whole(n: int) -> int:
+    """The next multiple of COLUMNS."""
+    return -(-n // COLUMNS) * COLUMNS
+
+
+def in_order(model: GPT) -> list[tuple[Tensor, bool]]:
+    """The weights in the order in which native.c meets them, and which of them are matrices."""
+    weights = [(model.embedding.weight, False)]
+    for block in model.blocks:
+        weights += [(block.shift_attention.share, False), (block.attention.qkv_3CC.flatten(0, 1), True)]
+        weights += [(block.attention.proj.weight, True), (block.shift_mlp.share, False)]
+        weights += [(block.mlp.fc.weight, True), (block.mlp.proj.weight, True)]
+    return [*weights, (model.head.weight, True)]
+
+
+def packed(weight: Tensor, is_matrix: bool) -> np.ndarray:
+    """A matrix COLUMNS outputs at a time, the last padded with zeros; others as they are."""
+    values = weight.detach().numpy()
+    if is_matrix:
+        out, C = values.shape
+        values = np.pad(values, ((0, whole(out) - out), (0, 0))).reshape(-1, COLUMNS, C).transpose(0, 2, 1)
+    return values.ravel()
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """native.c compiled for this very processor, kept beside Python's own compiled files; None where that fails."""
+    compiler = os.environ.get("CC", "cc").split()
+    flags = ["-O3", "-march=native", "-ffast-math", "-fPIC"]
+
+    def run(*argv: str) -> bytes:
+        return subprocess.run([*compiler, *argv], capture_output=True, check=True, stdin=subprocess.DEVNULL).stdout
+
+    try:
+        facts = run(*flags, "-dM", "-E", "-x", "c", os.devnull)  # which processor, which compiler
+        key = hashlib.sha256(SOURCE.read_bytes() + Path(__file__).read_bytes() + facts).hexdigest()[:16]
+        kept = SOURCE.parent / "__pycache__" / f"native-{key}.so"
+        with contextlib.suppress(OSError):  # not there yet, or damaged
+            return ctypes.CDLL(str(kept))
+        with tempfile.TemporaryDirectory() as folder:
+            # In two steps: a linker told of -ffast-math would have tiny numbers flushed to zero in all of the process.
+            run(*flags, "-c", str(SOURCE), "-o", f"{folder}/native.o")
+            run("-shared", f"{folder}/native.o", "-lm", "-o", f"{folder}/native.so")
+            compiled = ctypes.CDLL(f"{folder}/native.so")
+            with contextlib.suppress(OSError):  # where it cannot be kept, it is compiled each time
+                partial = kept.with_suffix(f".{Path(folder).name}")
+                shutil.copy(f"{folder}/native.so", partial)
+                partial.replace(kept)
+            return compiled
+    except (OSError, subprocess.CalledProcessError):
+        return None
