@@ -39,8 +39,7 @@ def probabilities(logits_BV: np.ndarray, config: SamplingConfig) -> np.ndarray:
     k = 1 if config.temperature == 0 else config.top_k or logits_BV.shape[-1]
     logits_BV = logits_BV.astype(np.float64)
     logits_BV -= logits_BV.max(-1, keepdims=True)
-    with np.errstate(over="ignore"):  # near temperature 0 all but the likeliest go to minus infinity
-        probs_BV = np.exp(logits_BV / (config.temperature or 1.0))
+    probs_BV = np.exp(logits_BV / max(config.temperature, 1e-200))
     if k >= logits_BV.shape[-1] and config.top_p == 1:  # no need to rank them
         return probs_BV / probs_BV.sum(-1, keepdims=True)
     order_BV = np.argsort(-logits_BV, -1, kind="stable")
@@ -62,11 +61,6 @@ def choose(probs_BV: np.ndarray, uniform_B: np.ndarray) -> np.ndarray:
 def first_character(vocab: str) -> str:
     """What a text without a prompt begins after: a newline, or, where there is none, a character there is."""
     return "\n" if "\n" in vocab else vocab[0]
-
-
-def side_by_side(model: GPT, B: int) -> int:
-    """How many of B texts are best written in one go, the others in other threads or later."""
-    return min(B, TEXTS) if suits(model) else B
 
 
 def reader(model: GPT, B: int) -> Callable[[np.ndarray], np.ndarray]:
@@ -111,41 +105,34 @@ def stream(
 ) -> Iterator[tuple[int, str]]:
     """Yield (0, character) as the first sample is written, then (i, text) for each of the others.
 
-    A sample ends at max_new_tokens, or where it has written `stop`.
+    A sample ends at max_new_tokens, or where it has written `stop`. In native code the others are written
+    meanwhile, in threads of their own.
     """
-    samples, enough = range(config.num_samples), threading.Event()
-    width = side_by_side(model, len(samples))
-    first, *others = (samples[i : i + width] for i in samples[::width])
+    samples, native, enough = range(config.num_samples), suits(model), threading.Event()
+    width = TEXTS if native else len(samples)
+    groups = [samples[i : i + width] for i in samples[1::width]]
 
-    def characters(group: range) -> Iterator[tuple[int, str]]:
-        ends = dict.fromkeys(group, "")
-        for ids_B in generate(model, prompt, config, group):
-            for i, id_ in zip(group, ids_B, strict=True):
-                if i in ends:
-                    yield i, vocab[id_]
-                    ends[i] = (ends[i] + vocab[id_])[-len(stop) :] if stop else ""
-                    if stop and ends[i] == stop:
-                        del ends[i]
-            if not ends or enough.is_set():
+    def texts(group: range) -> list[tuple[int, str]]:
+        ids, whole = generate(model, prompt, config, group), [""] * len(group)
+        while (some := list(itertools.islice(ids, 64))) and not enough.is_set():
+            whole = [
+                text + "".join(vocab[id_] for id_ in row) for text, row in zip(whole, np.stack(some, 1), strict=True)
+            ]
+            if stop and all(stop in text for text in whole):
                 break
+        ends = [text.find(stop) + len(stop) if stop and stop in text else None for text in whole]
+        return [(i, text[:end]) for i, text, end in zip(group, whole, ends, strict=True)]
 
-    def texts(group: range) -> dict[int, list[str]]:
-        parts = {i: [] for i in group}
-        for i, character in characters(group):
-            parts[i].append(character)
-        return parts
-
-    pool = ThreadPoolExecutor(torch.get_num_threads())
+    pool, latest = ThreadPoolExecutor(torch.get_num_threads()), ""
     try:
-        later = [pool.submit(texts, group) for group in others]
-        beside = {i: [] for i in first[1:]}
-        for i, character in characters(first):
-            if i == 0:
-                yield i, character
-            else:
-                beside[i].append(character)
-        for parts in itertools.chain([beside], (future.result() for future in later)):
-            yield from ((i, "".join(part)) for i, part in parts.items())
+        futures = [pool.submit(texts, group) for group in groups if native]
+        for ids_B in generate(model, prompt, config, samples[:1]):
+            yield 0, vocab[ids_B[0]]
+            latest = (latest + vocab[ids_B[0]])[-len(stop) :] if stop else ""
+            if stop and latest == stop:
+                break
+        for group in (future.result() for future in futures) if native else map(texts, groups):
+            yield from group
     finally:  # also where the reader has had enough
         enough.set()
         pool.shutdown(cancel_futures=True)

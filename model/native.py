@@ -37,15 +37,17 @@ class Native:
         seen = size.n_head * (whole(W) * D + whole(D) * W)  # a text's keys and values in one block
         self.state = np.zeros(B * (6 * size.n_embd + size.n_layer * (2 * reach * size.n_embd + seen)), np.float32)
         self.logits_BV = np.empty((B, V), np.float32)
+        self.ids_B = np.empty(B, np.int64)
         self.step, self.position = library().step, 0
-        self.step.restype = None
-        self.given = ctypes.byref(self.sizes), pointer(self.weights)
-        self.taken = pointer(self.state), pointer(self.logits_BV)
+        self.step.restype, self.step.argtypes = None, [*[ctypes.c_void_p] * 3, ctypes.c_int64, *[ctypes.c_void_p] * 2]
+        self.given = ctypes.addressof(self.sizes), self.weights.ctypes.data, self.ids_B.ctypes.data
+        self.taken = self.state.ctypes.data, self.logits_BV.ctypes.data
 
     def __call__(self, ids_BT: np.ndarray) -> np.ndarray:
         """The next T characters of each text, to logits_BV of the one that follows; valid until the next call."""
-        for ids_B in np.ascontiguousarray(ids_BT.T, np.int64):
-            self.step(*self.given, pointer(ids_B), ctypes.c_int64(self.position), *self.taken)
+        for t in range(ids_BT.shape[1]):
+            self.ids_B[:] = ids_BT[:, t]
+            self.step(*self.given, self.position, *self.taken)
             self.position += 1
         return self.logits_BV
 
@@ -55,11 +57,6 @@ def suits(model: GPT) -> bool:
     weight = model.embedding.weight
     plain = weight.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
     return weight.device.type == "cpu" and plain and library() is not None
-
-
-def pointer(array: np.ndarray) -> ctypes.c_void_p:
-    """Where its numbers are."""
-    return ctypes.c_void_p(array.ctypes.data)
 
 
 def whole(n: int) -> int:

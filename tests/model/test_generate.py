@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from torch import nn
 
-from model.generate import SamplingConfig, choose, generate, probabilities, side_by_side, surprise
+from model.generate import SamplingConfig, choose, generate, probabilities, stream, surprise
 from model.gpt import GPT, GPTConfig
 
 V = 7
@@ -123,12 +123,19 @@ def test_a_sample_is_the_same_alone_and_beside_others(dtype):
         assert (np.stack(list(generate(model, [1], settings, some)), axis=1) == beside[some.start : some.stop]).all()
 
 
-def test_texts_are_written_side_by_side_as_suits_who_writes_them(monkeypatch):
-    model = network()
-    assert side_by_side(model, 100) == 100
-    for library, width in ((object(), 8), (None, 100)):
-        monkeypatch.setattr("model.native.library", lambda: library)  # noqa: B023
-        assert [side_by_side(model.float(), B) for B in (3, 100)] == [3, width]
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("stop", ["", "b", "ab"])
+def test_a_stream_is_the_texts_each_to_its_own_stop(dtype, stop):
+    model, vocab = network().to(dtype), "abcdefg"
+    settings = SamplingConfig(max_new_tokens=150, temperature=2.0, num_samples=20)
+    whole = ["".join(vocab[id_] for id_ in ids_T) for ids_T in np.stack(list(generate(model, [1], settings)), axis=1)]
+    streamed = list(stream(model, vocab, [1], settings, stop))
+    first = [character for i, character in streamed if i == 0]
+    assert all(len(character) == 1 for character in first)
+    texts = ["".join(first), *(text for i, text in streamed if i > 0)]
+    assert [i for i, _ in streamed[len(first) :]] == list(range(1, 20))
+    expected = [text[: text.index(stop) + len(stop)] if stop in text else text for text in whole]
+    assert texts == (expected if stop else whole)
 
 
 def test_the_surprise_at_a_text_is_that_of_its_characters_one_by_one():

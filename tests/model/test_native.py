@@ -55,7 +55,7 @@ def test_it_gives_the_model_s_logits_at_every_position(size, V, B):
     read = Native(model, B)
     read.state = np.append(read.state, np.full(64, 7, np.float32))  # behind its end nothing is written
     read.logits_BV = np.full((B + 1, V), 7, np.float32)
-    read.taken = native.pointer(read.state), native.pointer(read.logits_BV)
+    read.taken = read.state.ctypes.data, read.logits_BV.ctypes.data
     logits_BTV = np.stack([read(ids_BT[:, t : t + 1])[:B].copy() for t in range(T)], 1)
     assert (read.state[-64:] == 7).all()
     assert (read.logits_BV[B:] == 7).all()
