@@ -3,11 +3,15 @@
 import json
 from pathlib import Path
 
+import hypothesis
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import train
 from data import corpus
+
+hypothesis.settings.register_profile("quill", deadline=None)  # a machine may be busy: no test is timed
+hypothesis.settings.load_profile("quill")
 
 LINES = "".join(
     f"{who}:\nThe {what} is {how} - and so am I.\n\n"

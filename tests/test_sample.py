@@ -95,6 +95,12 @@ def test_each_text_ends_at_its_own_stop(say):
     assert len({len(text) for text in cut}) > 3
 
 
+def test_it_imports_nothing_that_only_training_needs():
+    code = "import sys, sample; print([name for name in ('tensorboard', 'torch._dynamo') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True)
+    assert done.stdout == b"[]\n"
+
+
 @pytest.mark.parametrize("how", ["a reader that has had enough", "Ctrl-C"])
 def test_what_ends_it_ends_all_threads(run, how):
     command = [sys.executable, str(ROOT / "sample.py"), "--max_new_tokens", "10000000", "--num_samples", "30"]

@@ -46,7 +46,7 @@ def fresh():
 
 
 @needs_a_compiler
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(sizes, st.sampled_from([2, 31, 33, 100]), st.sampled_from([1, 2, 7, 8, 9, 17]))
 def test_it_gives_the_model_s_logits_at_every_position(size, V, B):
     width = size.pop("half_width") * 2 * size["n_head"]
