@@ -17,13 +17,12 @@ from configs.schema import build, read_flags
 from data.text import read_text
 from data.tokenizer import CharTokenizer
 from model import checkpoint
-from model.ending import exit_status, say, silence
+from model.ending import exit_status, memory_for, say, shown, silence
 from model.generate import SamplingConfig, first_character, stream, surprise
 from model.gpt import GPT
 from model.runtime import DeviceConfig, autocast, choose_device, choose_dtype
 
-USAGE = """\
-python sample.py [RUN_DIR | CHECKPOINT.pt] [--key value ...]  without either, the newest run under runs/"""
+USAGE = "python sample.py [RUN_DIR | CHECKPOINT.pt] [--key value ...]  without either, the newest run under runs/"
 SEPARATOR = "\n" + "-" * 20 + "\n"
 
 
@@ -105,7 +104,7 @@ def texts(model: GPT, tokenizer: CharTokenizer, prompt: str, config: SampleConfi
 def write(pieces: Iterable[str], to: TextIO) -> None:
     """Each piece as soon as it is there."""
     for piece in pieces:
-        to.write(piece)
+        to.write(shown(piece, to))
         to.flush()
 
 
@@ -150,6 +149,7 @@ def open_out(out: str | None, encoding: str) -> contextlib.AbstractContextManage
         raise ValueError(f"out {out} cannot be written: {error.strerror}") from None
 
 
+@memory_for("so many texts side by side; halve num_samples")
 def sample(argv: list[str]) -> int:
     """The command. Returns the exit status."""
     named, given = read_flags(argv, SampleConfig, USAGE)

@@ -20,7 +20,7 @@ from data.corpus import Corpus, open_corpus
 from data.tokenizer import CharTokenizer
 from model import checkpoint, optim
 from model.checkpoint import Checkpoint
-from model.ending import exit_status, remembered_signals, say
+from model.ending import exit_status, memory_for, remembered_signals, say
 from model.generate import SamplingConfig, first_character, generate
 from model.gpt import GPT
 from model.record import Record, new_run_dir, require_free
@@ -51,21 +51,17 @@ def write_sample(model: GPT, tokenizer: CharTokenizer) -> str:
     return tokenizer.decode([ids_B[0] for ids_B in ids])
 
 
-def require_finite(name: str, value: float, step: int, rate: float, runtime: Runtime) -> None:
-    """Raise FloatingPointError if training has diverged."""
-    if not math.isfinite(value):
-        raise FloatingPointError(
-            f"the {name} became {value} at step {step}, at learning rate {rate:g} in {runtime.dtype}; "
-            "try a smaller --learning_rate, a longer --warmup_iters or --dtype float32"
-        )
-
-
 def train(argv: list[str], began: float) -> int:
     """From the command line to the experiment. Returns the exit status."""
     command = read_command(argv)
     if not command.saved:
         require_free(command.config.run.out_dir)
-    with Runtime(command.config.system) as runtime:
+    size, plan = command.config.model, command.config.optim
+    what = (
+        f"batch_size {plan.batch_size} x block_size {size.block_size}, n_layer {size.n_layer}, n_embd {size.n_embd}; "
+        "double gradient_accumulation_steps, which changes no result, or halve one of these"
+    )
+    with Runtime(command.config.system) as runtime, memory_for(what):
         return experiment(command, runtime, began)
 
 
@@ -82,6 +78,7 @@ def experiment(command: Command, runtime: Runtime, began: float) -> int:
     runtime.seed(run.seed)
     model = GPT(size, len(corpus.tokenizer.vocab)).to(runtime.device)
     optimizers, scaler = optim.optimizers(model, plan, runtime.dtype), runtime.scaler()
+    watch = optim.Watch(plan, runtime.dtype, scaler)
     state = saved or Checkpoint(vocab=corpus.tokenizer.vocab)
     if saved:
         checkpoint.restore(state, model, optimizers, scaler)
@@ -125,9 +122,10 @@ def experiment(command: Command, runtime: Runtime, began: float) -> int:
             # Resumed where it had evaluated, a run does so again: that point of the curve was dropped.
             due = finished or state.step == state.val_iter or (state.step > 0 and state.step % run.eval_interval == 0)
             if due:
+                watch.look()
                 model.eval()
                 state.val_loss, state.val_iter = evaluate(model, corpus, runtime), state.step
-                require_finite("validation loss", state.val_loss, state.step, rate, runtime)
+                watch.require_finite("validation loss", state.val_loss, state.step)
                 is_best = state.best_val_loss is None or state.val_loss < state.best_val_loss
                 if is_best:
                     state.best_val_loss, state.best_iter = state.val_loss, state.step
@@ -150,14 +148,15 @@ def experiment(command: Command, runtime: Runtime, began: float) -> int:
                 loss += part.detach()
             runtime.average_gradients(model)
             norm = optim.update(model, optimizers, scaler, rate, plan.grad_clip)
+            watch.note(state.step, loss, norm)
             if state.step % run.log_interval == 0:
-                loss = runtime.sum(loss.item()) / runtime.world
-                require_finite("training loss", loss, state.step, rate, runtime)
-                record.trained(state, loss, norm.item(), rate)
+                watch.look()
+                record.trained(state, runtime.sum(loss.item()) / runtime.world, norm.item(), rate)
             state.train_seconds += time.perf_counter() - begun
             state.step += 1
             record.bar.update()
         if not due:
+            watch.look()
             save("last.pt")
     record.outcome(
         {

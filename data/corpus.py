@@ -4,6 +4,7 @@ Shapes: N characters, B batch, T time (block_size).
 """
 
 import os
+import time
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -156,6 +157,9 @@ def _prepare(files: list[Path], encoding: str, path: Path) -> None:
     header = {"descr": tokenizer.dtype.str, "fortran_order": False, "shape": (length,)}
 
     PREPARED.mkdir(parents=True, exist_ok=True)
+    for other in PREPARED.glob("*.*"):
+        if other.suffix != ".npy" and time.time() - other.stat().st_mtime > 3600:  # left by a kill
+            other.unlink(missing_ok=True)
     partial = path.with_suffix(f".{os.getpid()}")
     try:
         with open(partial, "wb") as file:  # a file that grows: a map of one would crash on a full disk

@@ -10,6 +10,10 @@ from typing import TextIO
 
 import torch
 
+PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n\r"} | dict.fromkeys(
+    range(127, 160), "�"
+)
+
 
 @contextlib.contextmanager
 def remembered_signals() -> Iterator[list[int]]:
@@ -36,10 +40,15 @@ def remembered_signals() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
+def shown(text: str, stream: TextIO) -> str:
+    """`text` as it goes to `stream`: a terminal gets pictures of control characters, which could take it over."""
+    return text.translate(PICTURES) if stream.isatty() else text
+
+
 def say(text: str, stream: TextIO) -> None:
     """Write a line. Where the reader is gone, a closed terminal or `head`, nothing is lost but the line."""
     try:
-        print(text, file=stream, flush=True)
+        print(shown(text, stream), file=stream, flush=True)
     except OSError:
         silence(stream)
 
@@ -47,6 +56,17 @@ def say(text: str, stream: TextIO) -> None:
 def silence(stream: TextIO) -> None:
     """Let what is still written to `stream` vanish, at the interpreter's last flush too."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+@contextlib.contextmanager
+def memory_for(what: str) -> Iterator[None]:
+    """Have every way of running out of memory end as a MemoryError that says what it was for, and the mend."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "allocate memory" not in str(error):
+            raise
+        raise MemoryError(f"out of memory for {what}") from None
 
 
 def exit_status(work: Callable[[], int]) -> int:
@@ -70,11 +90,10 @@ def exit_status(work: Callable[[], int]) -> int:
     except (ValueError, FloatingPointError) as error:
         message, status = str(error), 2 if isinstance(error, ValueError) else 1
     except OSError as error:
-        where = f"{error.filename or 'a file'} failed ({error.strerror}); what was saved before is whole"
+        name = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else "a file"
+        where = f"{name} failed ({error.strerror}); what was saved before is whole"
         message, status = where if error.strerror else str(error), 1
-    except (MemoryError, RuntimeError) as error:
-        if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "allocate memory" not in str(error):
-            raise
-        message, status = "out of memory; halve batch_size, n_embd or block_size (num_samples where it samples)", 1
-    print("error:", " ".join(message.split()), file=sys.stderr)
+    except MemoryError as error:
+        message, status = str(error) or "out of memory", 1
+    say("error: " + " ".join(message.split()), sys.stderr)
     return status

@@ -1,5 +1,6 @@
 """What changes the weights: Muon for the blocks' matrices, AdamW for the rest, and their rate over time."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated
@@ -106,3 +107,38 @@ def update(model: GPT, optimizers: list[Optimizer], scaler: GradScaler, rate: fl
     scaler.update()
     model.zero_grad()
     return norm
+
+
+class Watch:
+    """Raises FloatingPointError for a step whose loss or gradient is no finite number.
+
+    To look is to wait for the device, so steps are noted, and looked at together. Where float16's scaler
+    skips steps that overflow, twenty in a row are too many.
+    """
+
+    def __init__(self, plan: OptimConfig, dtype: torch.dtype, scaler: GradScaler) -> None:
+        self.plan, self.dtype, self.noted = plan, dtype, []
+        self.wrong, self.too_many = 0, 20 if scaler.is_enabled() else 1
+
+    def note(self, step: int, loss: Tensor, norm: Tensor) -> None:
+        """Remember a step's loss and its gradient's length."""
+        self.noted.append((step, torch.stack((loss, norm))))
+
+    def look(self) -> None:
+        """At all steps noted since the last time."""
+        steps, self.noted = self.noted, []
+        for step, values in steps:
+            loss, norm = values.tolist()
+            self.wrong = 0 if math.isfinite(loss + norm) else self.wrong + 1
+            if self.wrong == self.too_many:
+                self.require_finite("training loss", loss, step)
+                self.require_finite("gradient's length", norm, step)
+
+    def require_finite(self, name: str, value: float, step: int) -> None:
+        """Raise FloatingPointError, with what to try, if `value` is not finite."""
+        if not math.isfinite(value):
+            raise FloatingPointError(
+                f"the {name} became {value} at step {step}, at learning rate {learning_rate(step, self.plan):g} in "
+                f"{str(self.dtype).removeprefix('torch.')}; what was saved before is whole; try a smaller "
+                "--learning_rate, a longer --warmup_iters or --dtype float32"
+            )

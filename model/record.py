@@ -5,6 +5,7 @@ import json
 import os
 import shlex
 import sys
+import threading
 import time
 from contextlib import AbstractContextManager
 from datetime import datetime
@@ -38,12 +39,48 @@ def new_run_dir(out_dir: str | None) -> Path:
     while True:
         try:
             path.mkdir(parents=True, exist_ok=out_dir is not None)
-            (path / "config.toml").touch()
+            (path / "config.toml").touch(exist_ok=False)
             return path
-        except OSError as error:
+        except OSError as error:  # another run may have begun in the same second
             if out_dir is not None or not isinstance(error, FileExistsError):
                 raise ValueError(f"out_dir {path} cannot be written: {error.strerror}") from None
-            path = next(names)  # another run began in the same second
+            path = next(names)
+
+
+def hold(run_dir: Path) -> int | None:
+    """Claim a run's folder until what is returned is closed, or the process ends, however it ends.
+
+    Raises ValueError if another process has it.
+    """
+    try:
+        import fcntl  # noqa: PLC0415
+    except ImportError:  # on Windows nobody is refused
+        return None
+    handle = os.open(run_dir, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise ValueError(f"{run_dir} is in training by another process; wait for it, or name another out_dir") from None
+    except OSError:
+        pass  # a file system without locks
+    return handle
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write beside it and move into place: on a full disk what was there stays."""
+    partial = path.with_name(path.name + ".tmp")
+    try:
+        partial.write_text(text, "utf-8")
+        partial.replace(path)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def quiet_about_files(failure: threading.ExceptHookArgs) -> None:
+    """TensorBoard's threads hand such errors on to where they are told in one line."""
+    if not isinstance(failure.exc_value, OSError):
+        threading.__excepthook__(failure)
 
 
 class Record(AbstractContextManager):
@@ -56,8 +93,13 @@ class Record(AbstractContextManager):
         self.curves: dict[str, SummaryWriter] = {}
         hide = True if run_dir is None else None  # None: where standard error is no terminal
         self.bar = tqdm(total=plan.max_iters, initial=state.step, unit="step", dynamic_ncols=True, disable=hide)
+        self.lock = None
         if run_dir is not None:
-            (run_dir / "config.toml").write_text(config_toml, "utf-8")
+            self.lock = hold(run_dir)
+            for left_by_a_kill in run_dir.glob("*.tmp"):
+                left_by_a_kill.unlink()
+            write_whole(run_dir / "config.toml", config_toml)
+            threading.excepthook = quiet_about_files
             for split in ("train", "val"):
                 # TensorBoard reads a folder's files in the order of their names, which begin with the second.
                 while list((run_dir / split).glob(f"*.{int(time.time())}.*")):
@@ -100,17 +142,27 @@ class Record(AbstractContextManager):
                 curve.flush()
             checkpoint.save(state, *(self.run_dir / name for name in names))
 
-    def __exit__(self, *failure: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """End the bar and the curves, however the run ends."""
         self.bar.close()
-        for curve in self.curves.values():
-            curve.close()
+        failure = error
+        try:
+            for curve in self.curves.values():
+                curve.close()
+        except OSError as unwritten:
+            failure = error or unwritten
+        if self.lock is not None:
+            os.close(self.lock)
+        if isinstance(failure, OSError) and failure.errno and not failure.filename:  # TensorBoard's name no file
+            raise OSError(failure.errno, failure.strerror, f"{self.run_dir}/train or val") from None
+        if failure is not error:
+            raise failure
 
     def outcome(self, summary: dict[str, Any], finished: bool) -> None:
         """Write summary.json, say what came of the run, and print the commands to go on from there."""
         if self.run_dir is None:
             return
-        (self.run_dir / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", "utf-8")
+        write_whole(self.run_dir / "summary.json", json.dumps(summary, indent=2) + "\n")
         run_dir, logdir = shlex.quote(str(self.run_dir)), shlex.quote(str(self.run_dir.parent))
         step, best = summary["iters"], summary["best_val_loss"]
         lines = [] if finished else [f"stopped at step {step:,}; nothing is lost"]

@@ -1,12 +1,14 @@
 """The laws of ending: one signal is remembered, one line says what went wrong."""
 
+import io
 import os
 import signal
+import unicodedata
 
 import pytest
 import torch
 
-from model.ending import exit_status, remembered_signals
+from model.ending import exit_status, memory_for, remembered_signals, say, shown
 
 
 def test_the_first_signal_is_remembered_the_second_obeyed():
@@ -37,8 +39,6 @@ def test_a_signal_that_was_ignored_stays_so():
         (OSError(28, "No space left on device"), 1),
         (FloatingPointError("diverged"), 1),
         (MemoryError(), 1),
-        (torch.OutOfMemoryError("CUDA out of memory"), 1),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), 1),
     ],
 )
 def test_a_failure_is_one_line_and_a_status(capsys, error, status):
@@ -51,9 +51,43 @@ def test_a_failure_is_one_line_and_a_status(capsys, error, status):
     assert lines[0].startswith("error: ")
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+    ],
+)
+def test_out_of_memory_says_what_for_and_the_mend(capsys, error):
+    def fail() -> int:
+        with memory_for("9 elephants; take 8"):
+            raise error
+
+    assert exit_status(fail) == 1
+    assert capsys.readouterr().err == "error: out of memory for 9 elephants; take 8\n"
+
+
 def test_a_bug_keeps_its_traceback():
     def fail() -> int:
-        raise RuntimeError("a bug")
+        with memory_for("this"):
+            raise RuntimeError("a bug")
 
     with pytest.raises(RuntimeError, match="a bug"):
         exit_status(fail)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_no_control_character_reaches_a_terminal_and_all_else_does():
+    everything, terminal, file = "".join(map(chr, range(0x250))), Terminal(), io.StringIO()
+    say(everything, terminal)
+    say(everything, file)
+    assert file.getvalue() == everything + "\n"
+    for sent, came in zip(everything + "\n", terminal.getvalue(), strict=True):
+        assert came == sent or (unicodedata.category(sent) == "Cc" and sent not in "\t\r\n")
+        assert unicodedata.category(came) != "Cc" or came in "\t\r\n"
+    assert shown("\x1b[2J", terminal) == "␛[2J"
