@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Literal, TextIO
 
 import numpy as np
+import torch
 
 from configs import TrainConfig
 from configs.schema import build, read_flags
@@ -122,11 +123,8 @@ def converse(model: GPT, tokenizer: CharTokenizer, config: SampleConfig, to: Tex
         except ValueError as error:
             say(f"error: {error}", sys.stderr)
             continue
-        except (EOFError, KeyboardInterrupt) as end:
-            write("\n" if mark else "", to)
-            if isinstance(end, EOFError):
-                return
-            raise
+        except EOFError:
+            return write("\n" if mark else "", to)
         sampling = replace(config.sampling, seed=config.sampling.seed + turn)  # asked again, it answers anew
         with contextlib.suppress(KeyboardInterrupt):  # enough of this one
             write(texts(model, tokenizer, prompt, replace(config, sampling=sampling)), to)
@@ -139,17 +137,19 @@ def score(model: GPT, vocab: str, ids_N: np.ndarray) -> str:
     return f"{nats:.4f} nats, {nats / math.log(2):.4f} bits per character, over {len(ids_N):,} characters\n"
 
 
-def open_out(out: str | None, encoding: str) -> contextlib.AbstractContextManager[TextIO]:
+def open_out(out: str | None, encoding: str, source: Path) -> contextlib.AbstractContextManager[TextIO]:
     """Where the text goes: a file, or standard output."""
     if out is None:
         return contextlib.nullcontext(sys.stdout)
+    if Path(out).resolve() == source.resolve():
+        raise ValueError(f"out {out} is the checkpoint itself")
     try:
         return open(out, "w", encoding=encoding, newline="")
     except OSError as error:
         raise ValueError(f"out {out} cannot be written: {error.strerror}") from None
 
 
-@memory_for("so many texts side by side; halve num_samples")
+@memory_for("the network and its texts; halve num_samples, or score less at a time")
 def sample(argv: list[str]) -> int:
     """The command. Returns the exit status."""
     named, given = read_flags(argv, SampleConfig, USAGE)
@@ -161,17 +161,18 @@ def sample(argv: list[str]) -> int:
     trained = build(TrainConfig, saved.config)
     tokenizer = CharTokenizer(saved.vocab)
     prompt = read_prompt(config.text, trained.data.encoding)
-    for name, text in (("prompt", prompt), ("stop", config.text.stop)):  # such a stop would never come
-        encoded(tokenizer, f"the {name}", text)
+    encoded(tokenizer, "the prompt", prompt)
+    encoded(tokenizer, "the stop", config.text.stop)  # such a stop would never come
     if (scored := config.text.score) is not None:
         scored_N = encoded(tokenizer, scored, read_text(Path(scored), trained.data.encoding))
         if not len(scored_N):
             raise ValueError(f"{scored} is empty")
-    model = GPT(trained.model, len(saved.vocab))
+    with torch.device("meta"):  # nothing to initialise: the weights are the checkpoint's
+        model = GPT(trained.model, len(saved.vocab))
     checkpoint.restore(saved, model)
     model.to(device).eval()
 
-    out = open_out(config.text.out, trained.data.encoding)
+    out = open_out(config.text.out, trained.data.encoding, path)
     say(f"{path}, step {saved.step}, on {device}", sys.stderr)
     try:
         with out as to, autocast(device, dtype):
@@ -181,8 +182,7 @@ def sample(argv: list[str]) -> int:
                 converse(model, tokenizer, config, to)
             else:
                 write(texts(model, tokenizer, prompt, config), to)
-                if to.isatty():
-                    to.write("\n")
+                write("\n" if to.isatty() else "", to)
     except BrokenPipeError:  # head, perhaps, has had enough
         silence(sys.stdout)
     except OSError as error:

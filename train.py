@@ -7,6 +7,7 @@ BEGAN = time.time()  # what a person waits for begins here, before the imports
 import math
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
@@ -23,7 +24,7 @@ from model.checkpoint import Checkpoint
 from model.ending import exit_status, memory_for, remembered_signals, say
 from model.generate import SamplingConfig, first_character, generate
 from model.gpt import GPT
-from model.record import Record, new_run_dir, require_free
+from model.record import Record, hold, new_run_dir, require_free
 from model.runtime import Runtime, autocast
 
 
@@ -61,12 +62,17 @@ def train(argv: list[str], began: float) -> int:
         f"batch_size {plan.batch_size} x block_size {size.block_size}, n_layer {size.n_layer}, n_embd {size.n_embd}; "
         "double gradient_accumulation_steps, which changes no result, or halve one of these"
     )
-    with Runtime(command.config.system) as runtime, memory_for(what):
-        return experiment(command, runtime, began)
+    with Runtime(command.config.system) as runtime, memory_for(what), ExitStack() as held:
+        if command.saved:
+            if runtime.rank == 0:
+                held.enter_context(hold(command.run_dir))
+            runtime.sum(0)  # all wait for that
+            command = read_command(argv)  # once more: until here another process may have been at it
+        return experiment(command, runtime, began, held)
 
 
-def experiment(command: Command, runtime: Runtime, began: float) -> int:
-    """The experiment, top to bottom. Returns the exit status."""
+def experiment(command: Command, runtime: Runtime, began: float, held: ExitStack) -> int:
+    """The experiment, top to bottom; what is `held` is its run's folder. Returns the exit status."""
     config, saved, run_dir, given = command
     size, plan, run = config.model, config.optim, config.run
     leader = runtime.rank == 0  # of several processes, the one that prints and writes
@@ -86,6 +92,8 @@ def experiment(command: Command, runtime: Runtime, began: float) -> int:
             state.best_val_loss = None  # so that the next evaluation writes best.pt
     elif leader:
         run_dir = new_run_dir(run.out_dir)
+        held.enter_context(hold(run_dir))
+        require_free(run.out_dir)  # two may have looked before either was there
     config = replace(config, run=replace(run, out_dir=None))  # out_dir is not saved: elsewhere it is the same run
     state.config, state.data_sha256, earlier = flat(config), corpus.sha256, state.seconds
     params = sum(weight.numel() for weight in model.parameters())
@@ -146,12 +154,12 @@ def experiment(command: Command, runtime: Runtime, began: float) -> int:
                     part = step_loss(x_BT, y_BT) / plan.gradient_accumulation_steps
                 scaler.scale(part).backward()
                 loss += part.detach()
-            runtime.average_gradients(model)
+            runtime.average(loss, *(weight.grad for weight in model.parameters()))
             norm = optim.update(model, optimizers, scaler, rate, plan.grad_clip)
             watch.note(state.step, loss, norm)
             if state.step % run.log_interval == 0:
                 watch.look()
-                record.trained(state, runtime.sum(loss.item()) / runtime.world, norm.item(), rate)
+                record.trained(state, loss.item(), norm.item(), rate)
             state.train_seconds += time.perf_counter() - begun
             state.step += 1
             record.bar.update()

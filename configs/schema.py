@@ -9,6 +9,7 @@ import contextlib
 import difflib
 import json
 import os
+import reprlib
 import tomllib
 from collections.abc import Iterable
 from dataclasses import fields
@@ -137,13 +138,15 @@ def _checked(name: str, key: Key, value: Any) -> Any:
     """`value`, if it is of the key's type and inside its interval."""
     if get_origin(key.kind) is Literal:
         if value not in get_args(key.kind):
-            raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(get_args(key.kind))}")
+            raise ValueError(f"{name} is {reprlib.repr(value)}; it must be one of {', '.join(get_args(key.kind))}")
     elif key.kind is bool:
         if not isinstance(value, bool):
-            raise ValueError(f"{name} is a switch and takes no value, here {value!r}")
+            raise ValueError(f"{name} is a switch and takes no value, here {reprlib.repr(value)}")
     elif key.kind in (int, float):
         if isinstance(value, bool) or not isinstance(value, int | key.kind):
-            raise ValueError(f"{name} is {value!r}; it must be a {'whole ' if key.kind is int else ''}number")
+            raise ValueError(
+                f"{name} is {reprlib.repr(value)}; it must be a {'whole ' if key.kind is int else ''}number"
+            )
         low, high = (float(bound) for bound in key.interval[1:-1].split(","))
         above = value >= low if key.interval[0] == "[" else value > low
         below = value <= high if key.interval[-1] == "]" else value < min(high, 2**63)  # 2^63: TOML's end
@@ -151,7 +154,7 @@ def _checked(name: str, key: Key, value: Any) -> Any:
             raise ValueError(f"{name} is {value}; it must lie in {key.interval}")
         value = key.kind(value)
     elif not isinstance(value, str):
-        raise ValueError(f"{name} is {value!r}; it must be text")
+        raise ValueError(f"{name} is {reprlib.repr(value)}; it must be text")
     elif "\0" in value or value.encode("utf-8", "replace").decode() != value:
-        raise ValueError(f"{name} is {value!r}, which is not Unicode text")
+        raise ValueError(f"{name} is {reprlib.repr(value)}, which is not Unicode text")
     return value

@@ -3,6 +3,7 @@
 Shapes: N characters, B batch, T time (block_size).
 """
 
+import contextlib
 import os
 import time
 from dataclasses import dataclass
@@ -158,8 +159,9 @@ def _prepare(files: list[Path], encoding: str, path: Path) -> None:
 
     PREPARED.mkdir(parents=True, exist_ok=True)
     for other in PREPARED.glob("*.*"):
-        if other.suffix != ".npy" and time.time() - other.stat().st_mtime > 3600:  # left by a kill
-            other.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            if other.suffix != ".npy" and time.time() - other.stat().st_mtime > 3600:  # left by a kill
+                other.unlink()
     partial = path.with_suffix(f".{os.getpid()}")
     try:
         with open(partial, "wb") as file:  # a file that grows: a map of one would crash on a full disk

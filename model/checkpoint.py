@@ -46,7 +46,7 @@ class Checkpoint:
 
 
 def save(checkpoint: Checkpoint, *paths: Path) -> None:
-    """Write to a temporary file, flush it, move it into place: each path is whole at every moment.
+    """Write it to each path.
 
     Raises FloatingPointError, and writes nothing, if any number in it is not finite; OSError where
     it cannot be written.
@@ -60,24 +60,29 @@ def save(checkpoint: Checkpoint, *paths: Path) -> None:
     buffer.write(MAGIC)
     buffer.write(hashlib.sha256(buffer.getbuffer()).digest())
     for path in paths:
-        partial = path.with_name(path.name + ".tmp")
-        try:
-            with open(partial, "wb") as file:
-                file.write(buffer.getbuffer())
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(path)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                partial.unlink(missing_ok=True)
-            raise OSError(
-                f"{path} cannot be written ({error.strerror}); what it held is whole: make room, then --resume it"
-            ) from None
+        write_whole(path, buffer.getbuffer())
+
+
+def write_whole(path: Path, content: bytes | memoryview) -> None:
+    """Write beside it, flush, move into place: at every moment `path` is whole. Raises OSError that names it."""
+    partial = path.with_name(path.name + ".tmp")
+    try:
+        with open(partial, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise OSError(f"{path} cannot be written ({error.strerror}); what was saved before is whole") from None
 
 
 def load(path: Path | str) -> Checkpoint:
     """The checkpoint at `path`, its tensors on the CPU. Raises ValueError if it is not whole or not one."""
     path = Path(path)
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise ValueError(f"checkpoint {path} cannot be read: it is no file")
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -93,6 +98,8 @@ def load(path: Path | str) -> Checkpoint:
                 raise TypeError(name)
         if not checkpoint.vocab or checkpoint.step < 0 or not all(isinstance(key, str) for key in checkpoint.config):
             raise ValueError("content")
+    except MemoryError:
+        raise
     except Exception:  # its digest is right, so it was crafted; weights_only has run nothing of it
         raise ValueError(f"{path} is no checkpoint of Quill") from None
     return checkpoint
@@ -105,10 +112,12 @@ def capture(state: Checkpoint, model: nn.Module, optimizers: Sequence[Optimizer]
     state.scaler = scaler.state_dict()
 
 
-def restore(state: Checkpoint, model: nn.Module, optimizers: Sequence[Optimizer] = (), scaler: Any = None) -> None:
+def restore(
+    state: Checkpoint, model: nn.Module, optimizers: Sequence[Optimizer] = (), scaler: GradScaler | None = None
+) -> None:
     """The reverse of `capture`; without optimisers, of the weights alone. Raises ValueError if they do not fit."""
     try:
-        model.load_state_dict(state.model)
+        model.load_state_dict(state.model, assign=not optimizers)
         for optimizer, memory in zip(optimizers, state.optimizers if optimizers else (), strict=True):
             optimizer.load_state_dict(memory)
         if scaler is not None and scaler.is_enabled() and state.scaler:

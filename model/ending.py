@@ -64,7 +64,8 @@ def memory_for(what: str) -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "allocate memory" not in str(error):
+        known = any(words in str(error) for words in ("allocate memory", "out of memory"))
+        if not isinstance(error, MemoryError | torch.OutOfMemoryError) and not known:
             raise
         raise MemoryError(f"out of memory for {what}") from None
 
@@ -90,7 +91,7 @@ def exit_status(work: Callable[[], int]) -> int:
     except (ValueError, FloatingPointError) as error:
         message, status = str(error), 2 if isinstance(error, ValueError) else 1
     except OSError as error:
-        name = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else "a file"
+        name = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else "writing"
         where = f"{name} failed ({error.strerror}); what was saved before is whole"
         message, status = where if error.strerror else str(error), 1
     except MemoryError as error:

@@ -23,7 +23,7 @@ class SamplingConfig:
     """How the next character is chosen, and how many of them."""
 
     max_new_tokens: Annotated[int, "characters to write", "[1, inf)"] = 500
-    num_samples: Annotated[int, "texts to write", "[1, inf)"] = 1
+    num_samples: Annotated[int, "texts to write", "[1, 1000000]"] = 1
     temperature: Annotated[float, "1: as learned; less: safer; 0: always the likeliest", "[0, inf)"] = 0.8
     top_k: Annotated[int, "choose among the k likeliest only (0: all)", "[0, inf)"] = 0
     top_p: Annotated[float, "choose among the likeliest that make up this probability", "(0, 1]"] = 1.0

@@ -17,10 +17,10 @@ from model.attention import Attention, Cache, norm, rotation
 class GPTConfig:
     """The network's size. The vocabulary's size is a fact of the text, and no choice."""
 
-    n_layer: Annotated[int, "blocks, one after another", "[1, inf)"] = 4
-    n_head: Annotated[int, "attention heads per block", "[1, inf)"] = 2
-    n_embd: Annotated[int, "channels: the width of a character's vector", "[1, inf)"] = 128
-    block_size: Annotated[int, "context: characters that attention looks back over", "[1, inf)"] = 256
+    n_layer: Annotated[int, "blocks, one after another", "[1, 1000]"] = 4
+    n_head: Annotated[int, "attention heads per block", "[1, 1000]"] = 2
+    n_embd: Annotated[int, "channels: the width of a character's vector", "[1, 100000]"] = 128
+    block_size: Annotated[int, "context: characters that attention looks back over", "[1, 1000000]"] = 256
     dropout: Annotated[float, "share of each block's output zeroed in training", "[0, 1)"] = 0.0
 
     def __post_init__(self) -> None:

@@ -17,7 +17,7 @@ from model.gpt import GPT, TokenShift
 class OptimConfig:
     """How long and how fast to learn."""
 
-    batch_size: Annotated[int, "windows of block_size per optimiser step, over all processes", "[1, inf)"] = 8
+    batch_size: Annotated[int, "windows of block_size per optimiser step, over all processes", "[1, 1000000]"] = 8
     gradient_accumulation_steps: Annotated[int, "parts a process splits its share of a step into", "[1, inf)"] = 1
     max_iters: Annotated[int, "optimiser steps", "[1, inf)"] = 2000
     learning_rate: Annotated[float, "peak rate, of AdamW and of Muon alike", "[0, inf)"] = 5e-3
@@ -123,6 +123,8 @@ class Watch:
     def note(self, step: int, loss: Tensor, norm: Tensor) -> None:
         """Remember a step's loss and its gradient's length."""
         self.noted.append((step, torch.stack((loss, norm))))
+        if len(self.noted) == 100:
+            self.look()
 
     def look(self) -> None:
         """At all steps noted since the last time."""

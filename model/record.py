@@ -1,5 +1,6 @@
 """What a run leaves behind: its folder, the curves in it, its checkpoints, its summary."""
 
+import contextlib
 import itertools
 import json
 import os
@@ -7,6 +8,7 @@ import shlex
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from datetime import datetime
 from pathlib import Path
@@ -25,7 +27,7 @@ from model.optim import OptimConfig
 def require_free(out_dir: str | None) -> None:
     """Raise ValueError if a run is in that folder already, or cannot be: what was saved stays saved."""
     path = Path(out_dir or "runs")
-    if out_dir and any(os.path.exists(path / name) for name in ("config.toml", "last.pt", "best.pt")):
+    if out_dir and any(os.path.exists(path / name) for name in ("last.pt", "best.pt")):
         raise ValueError(f"out_dir {out_dir} already holds a run; go on with it by --resume {out_dir}, or name another")
     there = next(folder for folder in (path, *path.parents) if os.path.exists(folder))
     if not os.path.isdir(there) or not os.access(there, os.W_OK | os.X_OK):
@@ -39,42 +41,31 @@ def new_run_dir(out_dir: str | None) -> Path:
     while True:
         try:
             path.mkdir(parents=True, exist_ok=out_dir is not None)
-            (path / "config.toml").touch(exist_ok=False)
             return path
-        except OSError as error:  # another run may have begun in the same second
+        except OSError as error:
             if out_dir is not None or not isinstance(error, FileExistsError):
                 raise ValueError(f"out_dir {path} cannot be written: {error.strerror}") from None
-            path = next(names)
+            path = next(names)  # another run began in the same second
 
 
-def hold(run_dir: Path) -> int | None:
-    """Claim a run's folder until what is returned is closed, or the process ends, however it ends.
-
-    Raises ValueError if another process has it.
-    """
+@contextlib.contextmanager
+def hold(run_dir: Path) -> Iterator[None]:
+    """Claim a run's folder, for as long as the process lives at most. Raises ValueError if another has it."""
     try:
         import fcntl  # noqa: PLC0415
     except ImportError:  # on Windows nobody is refused
-        return None
+        yield
+        return
     handle = os.open(run_dir, os.O_RDONLY)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        with contextlib.suppress(OSError):  # of a file system without locks
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ValueError(f"{run_dir} is in training by another process; wait for it") from None
+        yield
+    finally:
         os.close(handle)
-        raise ValueError(f"{run_dir} is in training by another process; wait for it, or name another out_dir") from None
-    except OSError:
-        pass  # a file system without locks
-    return handle
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write beside it and move into place: on a full disk what was there stays."""
-    partial = path.with_name(path.name + ".tmp")
-    try:
-        partial.write_text(text, "utf-8")
-        partial.replace(path)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def quiet_about_files(failure: threading.ExceptHookArgs) -> None:
@@ -93,12 +84,10 @@ class Record(AbstractContextManager):
         self.curves: dict[str, SummaryWriter] = {}
         hide = True if run_dir is None else None  # None: where standard error is no terminal
         self.bar = tqdm(total=plan.max_iters, initial=state.step, unit="step", dynamic_ncols=True, disable=hide)
-        self.lock = None
         if run_dir is not None:
-            self.lock = hold(run_dir)
-            for left_by_a_kill in run_dir.glob("*.tmp"):
-                left_by_a_kill.unlink()
-            write_whole(run_dir / "config.toml", config_toml)
+            for name in ("last.pt", "best.pt", "config.toml", "summary.json"):
+                (run_dir / f"{name}.tmp").unlink(missing_ok=True)  # left by a kill
+            checkpoint.write_whole(run_dir / "config.toml", config_toml.encode())
             threading.excepthook = quiet_about_files
             for split in ("train", "val"):
                 # TensorBoard reads a folder's files in the order of their names, which begin with the second.
@@ -142,27 +131,17 @@ class Record(AbstractContextManager):
                 curve.flush()
             checkpoint.save(state, *(self.run_dir / name for name in names))
 
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+    def __exit__(self, *failure: object) -> None:
         """End the bar and the curves, however the run ends."""
-        self.bar.close()
-        failure = error
-        try:
+        with self.bar, contextlib.ExitStack() as curves:
             for curve in self.curves.values():
-                curve.close()
-        except OSError as unwritten:
-            failure = error or unwritten
-        if self.lock is not None:
-            os.close(self.lock)
-        if isinstance(failure, OSError) and failure.errno and not failure.filename:  # TensorBoard's name no file
-            raise OSError(failure.errno, failure.strerror, f"{self.run_dir}/train or val") from None
-        if failure is not error:
-            raise failure
+                curves.callback(curve.close)
 
     def outcome(self, summary: dict[str, Any], finished: bool) -> None:
         """Write summary.json, say what came of the run, and print the commands to go on from there."""
         if self.run_dir is None:
             return
-        write_whole(self.run_dir / "summary.json", json.dumps(summary, indent=2) + "\n")
+        checkpoint.write_whole(self.run_dir / "summary.json", json.dumps(summary, indent=2).encode() + b"\n")
         run_dir, logdir = shlex.quote(str(self.run_dir)), shlex.quote(str(self.run_dir.parent))
         step, best = summary["iters"], summary["best_val_loss"]
         lines = [] if finished else [f"stopped at step {step:,}; nothing is lost"]

@@ -15,7 +15,9 @@ from typing import Annotated, Literal
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
+
+from model.ending import say
 
 
 @dataclass(frozen=True)
@@ -149,12 +151,12 @@ class Runtime(AbstractContextManager):
         sequence = np.random.SeedSequence(key[0], spawn_key=key[1:])
         torch.manual_seed(int(sequence.generate_state(1, np.uint64)[0]))
 
-    def average_gradients(self, model: nn.Module) -> None:
-        """Give every process the mean of all processes' gradients."""
+    def average(self, *tensors: Tensor) -> None:
+        """Give every process the mean of all processes' tensors."""
         if self.world > 1:
-            for weight in model.parameters():
-                dist.all_reduce(weight.grad)
-                weight.grad /= self.world
+            for tensor in tensors:
+                dist.all_reduce(tensor)
+                tensor.div_(self.world)
 
     def compile(self, function: Callable[..., Tensor], *example: Tensor) -> Callable[..., Tensor]:
         """`function`, compiled where asked for, or as it is where that fails, with one warning.
@@ -172,7 +174,7 @@ class Runtime(AbstractContextManager):
                 compiled(*example).backward()
         except Exception as error:  # the compiler has no one type of its own for what can go wrong
             reason = str(error).strip().partition("\n")[0][:200]
-            print(f"warning: torch.compile fails here, training goes on without it ({reason})", file=sys.stderr)
+            say(f"warning: torch.compile fails here, training goes on without it ({reason})", sys.stderr)
             return function
         return compiled
 

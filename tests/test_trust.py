@@ -4,6 +4,7 @@ tests/benchmarks/soak.py calls what is here with larger numbers.
 """
 
 import contextlib
+import hashlib
 import io
 import os
 import random
@@ -12,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -22,10 +24,12 @@ from hypothesis import strategies as st
 
 import sample
 import train
+from configs import TrainConfig
+from configs.schema import keys
 from model import checkpoint, optim
-from model.record import hold, new_run_dir
+from model.record import hold
 from tests.conftest import LINES, TINY, curve
-from tests.test_train import ROOT, assert_same_run, at_step
+from tests.test_train import ROOT, Killed, assert_same_run, at_step, kill
 
 LONG = ["--max_iters", "400", "--eval_interval", "3", "--log_interval", "1", "--dropout", "0.1"]
 
@@ -40,14 +44,13 @@ def kill_and_resume(run: Path, begin: list[str], kills: int, rng: random.Random)
     """Train, killed again and again, until done; returns how often it was killed, and how often inside a save."""
     killed = inside = 0
     while True:
-        if not (run / "last.pt").exists():
-            shutil.rmtree(run, ignore_errors=True)
-        process = start("--resume", str(run)) if run.exists() else start(*begin, "--out_dir", str(run))
-        if killed < kills:
-            process.stdout.readline()  # imported, and about to begin
-            time.sleep(rng.uniform(0, 0.8))
-            process.kill()
-        said = process.communicate()[1]
+        saved = (run / "last.pt").exists() or (run / "best.pt").exists()
+        with start("--resume", str(run)) if saved else start(*begin, "--out_dir", str(run)) as process:
+            if killed < kills:
+                process.stdout.readline()  # imported, and about to begin
+                time.sleep(rng.uniform(0, 0.8))
+                process.kill()
+            said = process.communicate()[1]
         if process.returncode == 0:
             return killed, inside
         assert process.returncode == -signal.SIGKILL, said
@@ -92,29 +95,70 @@ def test_what_a_kill_leaves_behind_is_removed(tiny, text_file):
     assert "old.123" not in names
 
 
-def test_a_second_training_in_the_same_folder_is_refused(tiny, monkeypatch, capsys):
-    statuses = []
-    at_step(monkeypatch, 5, lambda: statuses.append(start("--resume", "run", "--max_iters", "9").wait()))
-    assert tiny("--max_iters", "8", "--eval_interval", "4", "--out_dir", "run") == 0
-    assert statuses == [2]
-    capsys.readouterr()
+def test_a_second_training_in_the_same_folder_is_refused(tiny, text_file, monkeypatch):
+    said = []
+    for argv in (["--resume", "run", "--max_iters", "9"], ["--out_dir", "run", *TINY, "--data", str(text_file)]):
+        with monkeypatch.context() as patch:
+            at_step(patch, 1 if "--out_dir" in argv else 5, lambda: said.append(start(*argv).communicate()[1]))  # noqa: B023
+            assert tiny("--max_iters", "8", "--eval_interval", "4", "--out_dir", "run") == 0
+        if "--resume" in argv:
+            assert train.main(["--resume", "run", "--max_iters", "9"]) == 0
+        shutil.rmtree("run")
+    assert all(line == "error: run is in training by another process; wait for it\n" for line in said), said
+
+
+def test_two_that_looked_before_either_was_there_do_not_overwrite_each_other(tiny, monkeypatch, capsys):
+    """The second to hold the folder looks again."""
+    require_free, calls = train.require_free, []
+
+    def looked(out_dir):
+        calls.append(out_dir)
+        if len(calls) > 1:
+            require_free(out_dir)
+
+    assert tiny("--max_iters", "3", "--out_dir", "run") == 0
+    before = Path("run/last.pt").read_bytes()
+    monkeypatch.setattr(train, "require_free", looked)
+    assert tiny("--max_iters", "3", "--out_dir", "run") == 2
+    assert Path("run/last.pt").read_bytes() == before
+
+
+def test_a_run_that_ended_before_anything_was_saved_can_be_begun_again(tiny, monkeypatch):
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        at_step(patch, 2, kill)
+        tiny("--max_iters", "3", "--out_dir", "run")
+    assert tiny("--max_iters", "3", "--out_dir", "run") == 0
+
+
+def test_a_run_resumed_begins_where_the_one_that_held_it_ended(tiny, monkeypatch):
+    """Not where it was when the command began to wait for the folder."""
+    assert tiny("--max_iters", "4", "--out_dir", "run") == 0
+    early = Path("run/last.pt").read_bytes()
+    assert train.main(["--resume", "run", "--max_iters", "8"]) == 0
+    late = Path("run/last.pt").read_bytes()
+    Path("run/last.pt").write_bytes(early)
+    hold = train.hold
+
+    def hold_late(run_dir):
+        Path("run/last.pt").write_bytes(late)  # as the other process did last
+        return hold(run_dir)
+
+    monkeypatch.setattr(train, "hold", hold_late)
     assert train.main(["--resume", "run", "--max_iters", "9"]) == 0
-    new_run_dir("new")
-    with pytest.raises(ValueError, match="new cannot be written"):  # two that looked before either was there
-        new_run_dir("new")
+    assert [step for step, _ in curve(Path("run"), "val")] == [4, 8, 9]
 
 
 def test_a_killed_process_leaves_no_lock(tmp_path):
-    code = "import pathlib, sys, model.record; model.record.hold(pathlib.Path(sys.argv[1])); print('held'); input()"
-    process = subprocess.Popen(
-        [sys.executable, "-uc", code, str(tmp_path)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    process.stdout.readline()
-    with pytest.raises(ValueError, match="another process"):
-        hold(tmp_path)
-    process.kill()
-    process.communicate()
-    os.close(hold(tmp_path))
+    code = "import pathlib, sys, model.record as r\nwith r.hold(pathlib.Path(sys.argv[1])): print('held'); input()"
+    command = [sys.executable, "-uc", code, str(tmp_path)]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        process.stdout.readline()
+        with pytest.raises(ValueError, match="another process"), hold(tmp_path):
+            pass
+        process.kill()
+        process.wait()
+        with hold(tmp_path):
+            pass
 
 
 @pytest.mark.parametrize("what", ["loss", "gradient"])
@@ -133,11 +177,11 @@ def test_divergence_is_named_at_its_very_step(tiny, monkeypatch, capsys, what):
         monkeypatch.setattr(train, "loss_of", broken_loss)
     else:
         monkeypatch.setattr(optim, "update", broken_update)
-    assert tiny("--max_iters", "20", "--eval_interval", "30", "--out_dir", "run") == 1
+    assert tiny("--max_iters", "20", "--eval_interval", "30", "--out_dir", "run", "--dtype", "float32") == 1
     error = capsys.readouterr().err.splitlines()[-1]
     assert f"the {'training loss became nan' if what == 'loss' else 'gradient'}" in error
     assert "at step 7, at learning rate 0.00" in error
-    assert "bfloat16" in error or "float32" in error
+    assert "in float32;" in error
     assert not Path("run/last.pt").exists()
 
 
@@ -165,15 +209,19 @@ def test_out_of_memory_tells_the_sizes(tiny, monkeypatch, capsys):
 
 
 def test_a_folder_that_vanishes_is_one_line_and_status_1(text_file):
-    process = start("--data", str(text_file), *TINY, *LONG, "--max_iters", "100000", "--out_dir", "run")
-    while not Path("run/last.pt").exists():
-        time.sleep(0.1)
-    while Path("run").exists():  # it may be writing just now
-        shutil.rmtree("run", ignore_errors=True)
-    said = process.communicate(timeout=60)[1]
+    with start("--data", str(text_file), *TINY, *LONG, "--max_iters", "100000", "--out_dir", "run") as process:
+        while not Path("run/last.pt").exists() and process.poll() is None:
+            time.sleep(0.1)
+        while Path("run").exists():  # it may be writing just now
+            shutil.rmtree("run", ignore_errors=True)
+        try:
+            said = process.communicate(timeout=60)[1]
+        finally:
+            process.kill()
     assert process.returncode == 1
     assert "Traceback" not in said
-    assert said.splitlines()[-1].startswith("error: run/")
+    assert said.splitlines()[-1].startswith("error: ")
+    assert "what was saved before is whole" in said.splitlines()[-1]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="limits are of Unix")
@@ -181,6 +229,8 @@ def test_a_folder_that_vanishes_is_one_line_and_status_1(text_file):
 def test_where_a_disk_has_no_room_all_that_was_saved_stays(tiny, room):
     """A limit on the size of files stands in for the disk's."""
     assert tiny("--max_iters", "4", "--out_dir", "run") == 0
+    with start("--resume", "run", "--max_iters", "4") as process:  # so that the text is prepared
+        assert process.wait() == 0
     before = {path.name: path.read_bytes() for path in Path("run").iterdir() if path.is_file()}
     limited = f"import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, ({room}, {room})); import train; "
     command = [sys.executable, "-c", limited + "sys.exit(train.main())", "--resume", "run", "--max_iters", "40"]
@@ -189,7 +239,8 @@ def test_where_a_disk_has_no_room_all_that_was_saved_stays(tiny, room):
     )
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
-    assert done.stderr.splitlines()[-1].startswith("error: run/")
+    assert done.stderr.splitlines()[-1].startswith("error: ")
+    assert "what was saved before is whole" in done.stderr.splitlines()[-1]
     after = {name: Path("run", name).read_bytes() for name in before if name != "config.toml"}
     assert after == {name: content for name, content in before.items() if name != "config.toml"}
     assert Path("run/config.toml").stat().st_size
@@ -213,7 +264,7 @@ def test_a_flipped_bit_is_refused_and_best_still_samples(tiny, capsys):
     assert sample.main(["run", "--max_new_tokens", "3"]) == 0
 
 
-FLAGS = ["data", "n_layer", "n_head", "resume", "prompt", "stop", "top_k", "temperature", "score", "interactive", "out"]
+FLAGS = ["data", "n_layer", "n_head", "resume", "prompt", "stop", "top_k", "temperature", "score", "interactive"]
 VALUES = ["=", "0", "1", "-1", "1e999", "nan", "text.txt", "run", "run/best.pt", ".", "/", "\x1b[2J", "-h"]
 words = st.text(max_size=8) | st.sampled_from([*(f"--{flag}" for flag in FLAGS), *VALUES])
 
@@ -240,12 +291,28 @@ def try_corpus(content: bytes) -> None:
 
 def try_preset(content: bytes) -> None:
     Path("preset.toml").write_bytes(content)
-    quiet(train.main, ["preset.toml", "--data", "nothing.txt"])
+    Path("text.txt").write_text(LINES)
+    quiet(train.main, ["preset.toml", "--data", "text.txt", "--max_iters", "1", *TINY])
 
 
 def try_checkpoint(content: bytes) -> None:
     Path("x.pt").write_bytes(content)
-    assert quiet(sample.main, ["x.pt"]) == 2
+    quiet(sample.main, ["x.pt", "--max_new_tokens", "2"])
+
+
+def sealed(changed: dict) -> bytes:
+    """A checkpoint whose digest is right, with some of its content changed."""
+    buffer = io.BytesIO()
+    torch.save(vars(checkpoint.load("run/best.pt")) | changed, buffer)
+    content = buffer.getvalue() + checkpoint.MAGIC
+    return content + hashlib.sha256(content).digest()
+
+
+def try_sealed(changed: dict) -> None:
+    config = changed.pop("keys", {})
+    if config:
+        changed["config"] = checkpoint.load("run/best.pt").config | config
+    try_checkpoint(sealed(changed))
 
 
 def try_prompt(text: str) -> None:
@@ -257,13 +324,22 @@ def try_flags(argv: list[str]) -> None:
     quiet(sample.main, ["run", "--max_new_tokens", "2", *argv])
 
 
+plain = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
+nested = st.recursive(plain, lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner))
+keys_ = sorted(set(keys(TrainConfig)) - {"data", "out_dir", "device", "compile", "max_iters", "n_layer", "n_embd"})
 FUZZ = {
     try_corpus: st.binary(max_size=60) | st.text(max_size=60).map(lambda text: text.encode("utf-8", "surrogatepass")),
     try_preset: st.binary(max_size=40)
     | st.builds(
-        lambda k, v: f"{k} = {v}".encode(), st.sampled_from(["n_layer", "data", "seed", "x"]), words.map(ascii)
+        lambda key, value: f"{key} = {value}".encode(),
+        st.sampled_from(keys_),
+        st.integers().map(str)
+        | st.floats().map(str)
+        | st.sampled_from(["true", "'x'", "[1]", "{a.b = 1}", "1" * 5000]),
     ),
     try_checkpoint: st.binary(max_size=80),
+    try_sealed: st.dictionaries(st.sampled_from([f.name for f in fields(checkpoint.Checkpoint)] + ["x"]), nested)
+    | st.fixed_dictionaries({"keys": st.dictionaries(st.sampled_from([*keys_, "n_embd", "n_layer", "x"]), nested)}),
     try_prompt: st.text(max_size=20),
     try_flags: st.lists(words, max_size=4),
 }
