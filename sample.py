@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Annotated, Literal, TextIO
 
 import numpy as np
-import torch
 
 from configs import TrainConfig
 from configs.schema import build, read_flags
@@ -167,8 +166,7 @@ def sample(argv: list[str]) -> int:
         scored_N = encoded(tokenizer, scored, read_text(Path(scored), trained.data.encoding))
         if not len(scored_N):
             raise ValueError(f"{scored} is empty")
-    with torch.device("meta"):  # nothing to initialise: the weights are the checkpoint's
-        model = GPT(trained.model, len(saved.vocab))
+    model = GPT(trained.model, len(saved.vocab))
     checkpoint.restore(saved, model)
     model.to(device).eval()
 

@@ -117,7 +117,7 @@ def restore(
 ) -> None:
     """The reverse of `capture`; without optimisers, of the weights alone. Raises ValueError if they do not fit."""
     try:
-        model.load_state_dict(state.model, assign=not optimizers)
+        model.load_state_dict(state.model)
         for optimizer, memory in zip(optimizers, state.optimizers if optimizers else (), strict=True):
             optimizer.load_state_dict(memory)
         if scaler is not None and scaler.is_enabled() and state.scaler:

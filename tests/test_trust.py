@@ -339,7 +339,7 @@ FUZZ = {
     ),
     try_checkpoint: st.binary(max_size=80),
     try_sealed: st.dictionaries(st.sampled_from([f.name for f in fields(checkpoint.Checkpoint)] + ["x"]), nested)
-    | st.fixed_dictionaries({"keys": st.dictionaries(st.sampled_from([*keys_, "n_embd", "n_layer", "x"]), nested)}),
+    | st.fixed_dictionaries({"keys": st.dictionaries(st.sampled_from([*keys_, "n_layer", "x"]), nested)}),
     try_prompt: st.text(max_size=20),
     try_flags: st.lists(words, max_size=4),
 }
