@@ -28,8 +28,9 @@ CPU_COMMAND = shlex.split(  # nanoGPT's README, "I only have a macbook"
 
 @dataclass
 class Outcome:
-    """Seconds and validation losses of one process, in the order they were printed, and its summary."""
+    """What one process said, its seconds and validation losses in the order they were printed, and its summary."""
 
+    said: str = ""
     wall: float = 0.0
     curve: list[tuple[float, float]] = field(default_factory=list)
     summary: dict = field(default_factory=dict)
@@ -75,18 +76,18 @@ def nanogpt(clone: Path, text: Path, *flags: object) -> Outcome:
 
 def _timed(command: list[str], folder: Path, pattern: str, cache: str) -> Outcome:
     """Run it; every printed line that matches gives the curve a point."""
-    outcome, said = Outcome(), []
+    outcome = Outcome()
     environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": cache, "PYTHONUNBUFFERED": "1"}
     began = time.perf_counter()
     process = subprocess.Popen(
         command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     for line in process.stdout:
-        said.append(line)
+        outcome.said += line
         if found := re.search(pattern, line):
             outcome.curve.append((time.perf_counter() - began, float(found[1])))
     if process.wait():
-        sys.exit("".join(said[-20:]))
+        sys.exit(outcome.said[-2000:])
     outcome.wall = time.perf_counter() - began
     return outcome
 
