@@ -107,6 +107,16 @@ def test_a_prompt_of_any_length_is_read_by_the_same_rule(length):
     assert again == whole[length : length + 11]
 
 
+@torch.no_grad()
+def test_all_of_a_long_prompt_counts():
+    """Also what attention no longer sees: blocks above the first see further."""
+    model, prompts = network(), np.random.default_rng(0).integers(V, size=(200, 40)).tolist()
+    for seed, prompt in enumerate(prompts):
+        probs = probabilities(model(torch.tensor([prompt]))[:, -1].numpy(), SamplingConfig(temperature=1.0))
+        drawn = choose(probs, np.array([np.random.default_rng([seed, 0]).random()]))
+        assert text(model, prompt, max_new_tokens=1, temperature=1.0, seed=seed)[0] == drawn
+
+
 def test_a_seed_is_a_text():
     model = network()
     first, second, other = (text(model, [1], max_new_tokens=40, temperature=1.0, seed=s) for s in (1, 1, 2))
