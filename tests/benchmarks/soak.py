@@ -95,7 +95,7 @@ def main() -> None:
         for part in (kills, flips, fuzz, hour):
             count = int(getattr(given_, part.__name__))
             if count:
-                print(part(count), file=sys.stderr, flush=True)
+                print(part(count), flush=True)
 
 
 if __name__ == "__main__":
