@@ -66,7 +66,7 @@ def to_toml(config: Any) -> str:
             lines += ["", heading]
         # JSON's strings are TOML's, but TOML wants DEL escaped as well.
         quoted = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-        lines.append(f"{name} = {quoted if isinstance(value, str | bool) else value}")
+        lines.append(f"{name} = {quoted if isinstance(value, str) else value}")
     return "\n".join(lines[1:]) + "\n"
 
 
