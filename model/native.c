@@ -10,9 +10,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#define COLUMNS 32 /* of a matrix lie side by side: as native.py packs them */
-#define TEXTS 8    /* share one reading of it */
-
+/* COLUMNS of a matrix lie side by side, and TEXTS share one reading of it: native.py says how many. */
 typedef struct { int layers, B, C, H, V, W, R; } sizes;
 typedef float vector __attribute__((vector_size(64), aligned(4))); /* in as many registers as the processor needs */
 enum { SET, ADD, SQUARED_RELU };

@@ -17,7 +17,7 @@ from torch import Tensor
 from model.gpt import GPT, TokenShift
 
 SOURCE = Path(__file__).with_name("native.c")
-COLUMNS, TEXTS = 32, 8  # as in native.c
+COLUMNS, TEXTS = 32, 8  # of a matrix side by side, and texts that share one reading of it
 
 
 class Sizes(ctypes.Structure):
@@ -87,7 +87,7 @@ def packed(weight: Tensor, is_matrix: bool) -> np.ndarray:
 def library() -> ctypes.CDLL | None:
     """native.c compiled for this very processor, kept beside Python's own compiled files; None where that fails."""
     compiler = os.environ.get("CC", "cc").split()
-    flags = ["-O3", "-march=native", "-ffast-math", "-fPIC"]
+    flags = ["-O3", "-march=native", "-ffast-math", "-fPIC", f"-DCOLUMNS={COLUMNS}", f"-DTEXTS={TEXTS}"]
 
     def run(*argv: str) -> bytes:
         return subprocess.run([*compiler, *argv], capture_output=True, check=True, stdin=subprocess.DEVNULL).stdout
