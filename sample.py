@@ -3,7 +3,6 @@
 import contextlib
 import itertools
 import math
-import os
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
@@ -11,16 +10,18 @@ from pathlib import Path
 from typing import Annotated, Literal, TextIO
 
 import numpy as np
+import torch
 
 from configs import TrainConfig
 from configs.schema import build, read_flags
 from data.text import read_text
 from data.tokenizer import CharTokenizer
 from model import checkpoint
+from model.checkpoint import Checkpoint
 from model.ending import exit_status, memory_for, say, shown, silence
 from model.generate import SamplingConfig, first_character, stream, surprise
 from model.gpt import GPT
-from model.runtime import DeviceConfig, autocast, choose_device, choose_dtype
+from model.runtime import DeviceConfig, autocast, choose_device, choose_dtype, keep_within_memory
 
 USAGE = "python sample.py [RUN_DIR | CHECKPOINT.pt] [--key value ...]  without either, the newest run under runs/"
 SEPARATOR = "\n" + "-" * 20 + "\n"
@@ -55,22 +56,6 @@ class SampleConfig:
     text: TextConfig = field(default_factory=TextConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     system: DeviceConfig = field(default_factory=DeviceConfig)
-
-
-def find_checkpoint(named: str | None, which: str) -> Path:
-    """The checkpoint meant. Raises ValueError where there is none."""
-    if named is None:
-        runs = sorted(filter(os.path.isfile, Path("runs").glob("*/*.pt")), key=os.path.getmtime)
-        if not runs:
-            raise ValueError("there is no run under runs/ yet; train one with python train.py, or name a checkpoint")
-        named = str(runs[-1].parent)
-    path = Path(named)
-    if os.path.isdir(path):
-        path = path / f"{which}.pt"
-        if not os.path.exists(path):
-            others = sorted(other.stem for other in path.parent.glob("*.pt"))
-            raise ValueError(f"{path} does not exist" + (f"; --which {others[0]} does" if others else ""))
-    return path
 
 
 def read_prompt(config: TextConfig, encoding: str) -> str:
@@ -148,15 +133,23 @@ def open_out(out: str | None, encoding: str, source: Path) -> contextlib.Abstrac
         raise ValueError(f"out {out} cannot be written: {error.strerror}") from None
 
 
-@memory_for("the network and its texts; halve num_samples, or score less at a time")
 def sample(argv: list[str]) -> int:
     """The command. Returns the exit status."""
     named, given = read_flags(argv, SampleConfig, USAGE)
     config = build(SampleConfig, given)
     device = choose_device(config.system.device)
+    keep_within_memory(device)
     dtype = choose_dtype("float32" if config.system.dtype == "auto" else config.system.dtype, device)
-    path = find_checkpoint(named, config.text.which)
+    path = checkpoint.find(named, config.text.which)
     saved = checkpoint.load(path)
+    what = f"num_samples {config.sampling.num_samples} of {path}; halve it, or score less at a time"
+    with memory_for(what), autocast(device, dtype):
+        answer(config, saved, path, device)
+    return 0
+
+
+def answer(config: SampleConfig, saved: Checkpoint, path: Path, device: torch.device) -> None:
+    """What `config` asks of the model saved at `path`."""
     trained = build(TrainConfig, saved.config)
     tokenizer = CharTokenizer(saved.vocab)
     prompt = read_prompt(config.text, trained.data.encoding)
@@ -173,7 +166,7 @@ def sample(argv: list[str]) -> int:
     out = open_out(config.text.out, trained.data.encoding, path)
     say(f"{path}, step {saved.step}, on {device}", sys.stderr)
     try:
-        with out as to, autocast(device, dtype):
+        with out as to:
             if scored is not None:
                 write(score(model, saved.vocab, scored_N), to)
             elif config.text.interactive:
@@ -186,7 +179,6 @@ def sample(argv: list[str]) -> int:
     except OSError as error:
         where = config.text.out or "standard output"
         raise OSError(f"{where} cannot be written: {error.strerror}; make room, or name another --out") from None
-    return 0
 
 
 def main(argv: list[str] | None = None) -> int:

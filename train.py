@@ -2,7 +2,7 @@
 
 import time
 
-BEGAN = time.time()  # what a person waits for begins here, before the imports
+BEGAN = time.perf_counter()  # what a person waits for begins here, before the imports
 
 import math
 import sys
@@ -89,7 +89,7 @@ def experiment(command: Command, runtime: Runtime, began: float, held: ExitStack
     if saved:
         checkpoint.restore(state, model, optimizers, scaler)
         if state.data_sha256 != corpus.sha256 or not (run_dir / "best.pt").exists():
-            state.best_val_loss = None  # so that the next evaluation writes best.pt
+            state.best_val_loss = state.best_iter = None  # so that the next evaluation writes best.pt
     elif leader:
         run_dir = new_run_dir(run.out_dir)
         held.enter_context(hold(run_dir))
@@ -115,7 +115,7 @@ def experiment(command: Command, runtime: Runtime, began: float, held: ExitStack
             yield x_BT.to(runtime.device), y_BT.to(runtime.device)
 
     def save(*names: str) -> None:
-        state.seconds = earlier + time.time() - began
+        state.seconds = earlier + time.perf_counter() - began
         checkpoint.capture(state, model, optimizers, scaler)
         record.save(state, *names)
 
@@ -188,7 +188,7 @@ def experiment(command: Command, runtime: Runtime, began: float, held: ExitStack
 def main(argv: list[str] | None = None, began: float | None = None) -> int:
     """The command line as a function: returns the exit status."""
     argv = sys.argv[1:] if argv is None else argv
-    return exit_status(lambda: train(argv, time.time() if began is None else began))
+    return exit_status(lambda: train(argv, time.perf_counter() if began is None else began))
 
 
 if __name__ == "__main__":

@@ -72,8 +72,8 @@ def to_toml(config: Any) -> str:
 
 def read_toml(path: Path | str) -> dict[str, Any]:
     """A preset's keys and values. Raises ValueError if it cannot be read or is not TOML."""
-    if os.path.isdir(path):
-        raise ValueError(f"{path} is a folder, not a preset; to go on with a run: --resume {path}")
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise ValueError(f"{path} is no file, so no preset; to go on with a run: --resume {path}")
     try:
         return tomllib.loads(Path(path).read_text("utf-8-sig"))
     except OSError as error:

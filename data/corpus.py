@@ -3,9 +3,6 @@
 Shapes: N characters, B batch, T time (block_size).
 """
 
-import contextlib
-import os
-import time
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -16,7 +13,7 @@ import torch
 from torch import Tensor
 
 from data.download import tiny_shakespeare
-from data.text import decoded, fingerprint, text_files
+from data.text import decoded, fingerprint, text_files, written_whole
 from data.tokenizer import CharTokenizer, code_points
 
 PREPARED = Path(__file__).with_name("prepared")  # ids by the text's hash; may be deleted at any time
@@ -157,22 +154,10 @@ def _prepare(files: list[Path], encoding: str, path: Path) -> None:
     tokenizer = CharTokenizer(vocab)
     header = {"descr": tokenizer.dtype.str, "fortran_order": False, "shape": (length,)}
 
-    PREPARED.mkdir(parents=True, exist_ok=True)
-    for other in PREPARED.glob("*.*"):
-        with contextlib.suppress(OSError):
-            if other.suffix != ".npy" and time.time() - other.stat().st_mtime > 3600:  # left by a kill
-                other.unlink()
-    partial = path.with_suffix(f".{os.getpid()}")
-    try:
-        with open(partial, "wb") as file:  # a file that grows: a map of one would crash on a full disk
-            np.lib.format.write_array_header_1_0(file, header)
-            for text in decoded(files, encoding):
-                file.write(tokenizer.encode(text).tobytes())
-            file.write(vocab.encode())
-            file.flush()
-            os.fsync(file.fileno())
+    with written_whole(path) as file:  # a file that grows: a map of one would crash on a full disk
+        np.lib.format.write_array_header_1_0(file, header)
+        for text in decoded(files, encoding):
+            file.write(tokenizer.encode(text).tobytes())
+        file.write(vocab.encode())
         if fingerprint(files, encoding) != path.stem:
             raise ValueError(f"{files[0]} changed while it was being read")
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)

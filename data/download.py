@@ -1,13 +1,14 @@
 """Tiny Shakespeare: fetched at first use, checked by its hash, kept beside this file."""
 
 import hashlib
-import os
 import subprocess
 import sys
 import tempfile
 import urllib.request
 import zipfile
 from pathlib import Path
+
+from data.text import written_whole
 
 URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
@@ -25,9 +26,8 @@ def tiny_shakespeare() -> Path:
         except Exception:  # whatever is wrong with one source, the other is tried
             continue
         if _is_whole(text):
-            partial = PATH.with_suffix(f".{os.getpid()}")
-            partial.write_bytes(text)
-            partial.replace(PATH)
+            with written_whole(PATH) as file:
+                file.write(text)
             return PATH
     raise ValueError("Tiny Shakespeare cannot be fetched; train on a text of your own with --data FILE")
 

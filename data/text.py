@@ -1,17 +1,44 @@
 """Files to characters: which they are, what they hold, and where they are not what they should be."""
 
 import codecs
+import contextlib
 import hashlib
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 CHUNK = 1 << 20  # characters read at a time: memory does not grow with the text
 
 
 def read_text(path: Path, encoding: str) -> str:
     """A whole small text. Raises ValueError that names the first byte that is not in `encoding`."""
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise ValueError(f"{path} cannot be read: it is no file")
     return "".join(decoded([path], encoding))
+
+
+@contextlib.contextmanager
+def written_whole(path: Path) -> Iterator[BinaryIO]:
+    """A file to write, which becomes `path` once it is whole. Raises OSError that names it, as on a full disk."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for other in path.parent.glob("*.tmp"):
+            with contextlib.suppress(OSError):
+                if time.time() - other.stat().st_mtime > 3600:  # left by a kill
+                    other.unlink()
+        with open(partial, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError as error:
+        raise OSError(f"{path} cannot be written ({error.strerror})") from None
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink()
 
 
 def text_files(path: Path) -> list[Path]:

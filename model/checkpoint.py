@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
+from model.ending import memory_for
+
 MAGIC = b"QUILLPT1"
 
 
@@ -34,7 +36,7 @@ class Checkpoint:
     vocab: str = ""
     data_sha256: str = ""
     model: dict[str, Tensor] = field(default_factory=dict)
-    optimizers: list[dict[str, Any]] = field(default_factory=list)
+    optimizers: list[dict[int, dict[str, Tensor]]] = field(default_factory=list)  # their memory, weight by weight
     scaler: dict[str, Any] = field(default_factory=dict)
     step: int = 0  # optimiser steps done
     val_loss: float | None = None  # nats per character, at step val_iter; none before the first evaluation
@@ -51,7 +53,7 @@ def save(checkpoint: Checkpoint, *paths: Path) -> None:
     Raises FloatingPointError, and writes nothing, if any number in it is not finite; OSError where
     it cannot be written.
     """
-    memories = [memory for held in checkpoint.optimizers for memory in held["state"].values()]
+    memories = [memory for held in checkpoint.optimizers for memory in held.values()]
     numbers = [value for group in (checkpoint.model, *memories) for value in group.values()]
     if not all(torch.as_tensor(value).isfinite().all() for value in numbers):
         raise FloatingPointError(f"{paths[0]} was not written: the weights are no longer finite numbers")
@@ -78,6 +80,22 @@ def write_whole(path: Path, content: bytes | memoryview) -> None:
         raise OSError(f"{path} cannot be written ({error.strerror}); what was saved before is whole") from None
 
 
+def find(named: str | None, which: str) -> Path:
+    """The checkpoint meant. Raises ValueError where there is none."""
+    if named is None:
+        runs = sorted(filter(os.path.isfile, Path("runs").glob("*/*.pt")), key=os.path.getmtime)
+        if not runs:
+            raise ValueError("there is no run under runs/ yet; train one with python train.py, or name a checkpoint")
+        named = str(runs[-1].parent)
+    path = Path(named)
+    if os.path.isdir(path):
+        path = path / f"{which}.pt"
+        if not os.path.exists(path):
+            others = sorted(other.stem for other in path.parent.glob("*.pt"))
+            raise ValueError(f"{path} does not exist" + (f"; --which {others[0]} does" if others else ""))
+    return path
+
+
 def load(path: Path | str) -> Checkpoint:
     """The checkpoint at `path`, its tensors on the CPU. Raises ValueError if it is not whole or not one."""
     path = Path(path)
@@ -91,12 +109,15 @@ def load(path: Path | str) -> Checkpoint:
     if not payload.endswith(MAGIC) or hashlib.sha256(payload).digest() != digest:
         raise ValueError(f"{path} is no checkpoint of Quill, or is damaged{_fall_back(path)}")
     try:
-        checkpoint = Checkpoint(**torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True))
+        with memory_for(f"{path} of {len(content):,} bytes"):
+            checkpoint = Checkpoint(**torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True))
         for name, kind in get_type_hints(Checkpoint).items():
             plain = kind if isinstance(kind, UnionType) else get_origin(kind) or kind
-            if not isinstance(getattr(checkpoint, name), plain):
+            if isinstance(value := getattr(checkpoint, name), bool) or not isinstance(value, plain):
                 raise TypeError(name)
-        if not checkpoint.vocab or checkpoint.step < 0 or not all(isinstance(key, str) for key in checkpoint.config):
+        in_range = all(0 <= number < 2**53 for number in vars(checkpoint).values() if isinstance(number, int | float))
+        both = (checkpoint.best_val_loss is None) == (checkpoint.best_iter is None)
+        if not (checkpoint.vocab and in_range and both and all(isinstance(key, str) for key in checkpoint.config)):
             raise ValueError("content")
     except MemoryError:
         raise
@@ -108,7 +129,7 @@ def load(path: Path | str) -> Checkpoint:
 def capture(state: Checkpoint, model: nn.Module, optimizers: Sequence[Optimizer], scaler: GradScaler) -> None:
     """Put the present weights and the optimisers' memory into `state`."""
     state.model = model.state_dict()
-    state.optimizers = [optimizer.state_dict() for optimizer in optimizers]
+    state.optimizers = [optimizer.state_dict()["state"] for optimizer in optimizers]
     state.scaler = scaler.state_dict()
 
 
@@ -117,16 +138,31 @@ def restore(
 ) -> None:
     """The reverse of `capture`; without optimisers, of the weights alone. Raises ValueError if they do not fit."""
     try:
-        model.load_state_dict(state.model)
+        model.load_state_dict(_fitting(state.model, model.state_dict()))
         for optimizer, memory in zip(optimizers, state.optimizers if optimizers else (), strict=True):
-            optimizer.load_state_dict(memory)
+            fresh = optimizer.state_dict()
+            optimizer.load_state_dict(fresh | {"state": _fitting(memory, fresh["state"])})
         if scaler is not None and scaler.is_enabled() and state.scaler:
-            scaler.load_state_dict(state.scaler)
+            scaler.load_state_dict(_fitting(state.scaler, scaler.state_dict()))
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError):
         raise ValueError("the checkpoint does not fit its own config") from None
+
+
+def _fitting(saved: dict[Any, Any], fresh: dict[Any, Any]) -> dict[Any, Any]:
+    """`saved`, if it differs from `fresh` in its numbers alone; an optimiser would fail only at its first step."""
+
+    def form(nest: Any) -> Any:
+        if isinstance(nest, dict):
+            return {key: form(value) for key, value in nest.items()}
+        return (nest.shape, nest.stride(), nest.dtype) if isinstance(nest, Tensor) else type(nest)
+
+    if form(saved) != form(fresh):
+        raise ValueError("form")
+    return saved
 
 
 def _fall_back(path: Path) -> str:
     """Words that point to the other checkpoint of the same run, if it is there."""
     other = path.with_name({"last.pt": "best.pt", "best.pt": "last.pt"}.get(path.name, path.name))
-    return f"; {other} may be whole: name that instead" if other != path and os.path.isfile(other) else ""
+    there = other != path and os.path.isfile(other)
+    return f"; {other} may be whole: sample it by its name, or go on by --resume {other}" if there else ""

@@ -10,9 +10,9 @@ from typing import TextIO
 
 import torch
 
-PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n\r"} | dict.fromkeys(
-    range(127, 160), "�"
-)
+# A lone carriage return would write over what stands there: it goes, as the terminal's newline has its own.
+PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"} | dict.fromkeys(range(127, 160), "�")
+PICTURES[ord("\r")] = ""
 
 
 @contextlib.contextmanager

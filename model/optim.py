@@ -41,17 +41,17 @@ class Muon(Optimizer):
             by_shape.setdefault(weight.shape[-2:], []).append(weight)
         super().__init__([{"params": same} for same in by_shape.values()], {"lr": lr, "weight_decay": weight_decay})
         self.dtype = dtype
+        for (R, C), same in by_shape.items():
+            self.state[same[0]]["momentum"] = torch.cat([torch.zeros_like(weight).view(-1, R, C) for weight in same])
 
     @torch.no_grad()
     def step(self) -> None:
         """One step, from every weight's gradient."""
         for group in self.param_groups:
-            weights, memory = group["params"], self.state[group["params"][0]]
+            weights, momentum_NRC = group["params"], self.state[group["params"][0]]["momentum"]
             R, C = weights[0].shape[-2:]
             grads_NRC = torch.cat([weight.grad.view(-1, R, C) for weight in weights])
-            if not memory:
-                memory["momentum"] = torch.zeros_like(grads_NRC)
-            momentum_NRC = memory["momentum"].lerp_(grads_NRC, 0.05)
+            momentum_NRC.lerp_(grads_NRC, 0.05)
             steps_NRC = orthogonalise(grads_NRC.lerp(momentum_NRC, 0.95), self.dtype)
             steps = steps_NRC.split([weight.numel() // (R * C) for weight in weights])
             for weight, step in zip(weights, steps, strict=True):
@@ -78,15 +78,17 @@ def orthogonalise(x_NRC: Tensor, dtype: torch.dtype) -> Tensor:
 def optimizers(model: GPT, config: OptimConfig, dtype: torch.dtype) -> list[Optimizer]:
     """Muon for the matrices inside the blocks, in `dtype`, AdamW for embedding, head and vectors.
 
-    One learning rate serves both. Weight decay pulls on the blocks' matrices alone.
+    One learning rate serves both. Weight decay pulls on the blocks' matrices alone. Their memory is there
+    before the first step, so that a checkpoint's can be held against it.
     """
     layers = [layer for layer in model.blocks.modules() if not isinstance(layer, TokenShift)]
     matrices = [weight for layer in layers for weight in layer.parameters(recurse=False)]
     rest = [weight for weight in model.parameters() if all(weight is not matrix for matrix in matrices)]
-    return [
-        Muon(matrices, config.learning_rate, config.weight_decay, dtype),
-        torch.optim.AdamW(rest, lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True),
-    ]
+    adamw = torch.optim.AdamW(rest, lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
+    for weight in rest:
+        averages = {name: torch.zeros_like(weight) for name in ("exp_avg", "exp_avg_sq")}
+        adamw.state[weight] = {"step": weight.new_zeros(()), **averages}
+    return [Muon(matrices, config.learning_rate, config.weight_decay, dtype), adamw]
 
 
 def learning_rate(step: int, config: OptimConfig) -> float:

@@ -40,10 +40,10 @@ def new_run_dir(out_dir: str | None) -> Path:
     names = (path.with_name(f"{path.name}-{i}") for i in itertools.count(2))
     while True:
         try:
-            path.mkdir(parents=True, exist_ok=out_dir is not None)
+            path.mkdir(parents=True, exist_ok=bool(out_dir))
             return path
         except OSError as error:
-            if out_dir is not None or not isinstance(error, FileExistsError):
+            if out_dir or not isinstance(error, FileExistsError):
                 raise ValueError(f"out_dir {path} cannot be written: {error.strerror}") from None
             path = next(names)  # another run began in the same second
 
@@ -103,7 +103,7 @@ class Record(AbstractContextManager):
         steps, seconds = state.step - self.plotted[0], state.train_seconds - self.plotted[1]
         self.plotted = state.step, state.train_seconds
         if steps:
-            points["chars_per_second"] = steps * self.chars_per_step / seconds
+            points["chars_per_second"] = steps * self.chars_per_step / max(seconds, 1e-9)
         if self.run_dir is not None:
             for tag, value in points.items():
                 self.curves["train"].add_scalar(tag, value, state.step)
@@ -129,6 +129,9 @@ class Record(AbstractContextManager):
         if self.run_dir is not None:
             for curve in self.curves.values():
                 curve.flush()
+            for events in self.run_dir.glob("*/events.*"):
+                with open(events, "r+b") as file:
+                    os.fsync(file.fileno())  # a power cut, too
             checkpoint.save(state, *(self.run_dir / name for name in names))
 
     def __exit__(self, *failure: object) -> None:

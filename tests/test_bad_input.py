@@ -172,6 +172,8 @@ def test_resuming_refuses_what_cannot_change_and_what_is_not_there(run, capsys):
         (["--score", "latin.txt"], ["latin.txt is not utf-8"]),
         (["--score", "strange.txt"], ["strange.txt", "'é'"]),
         (["--score", ""], ["cannot be read"]),
+        (["--score", "/dev/null"], ["/dev/null cannot be read"]),
+        (["--prompt_file", "."], [". cannot be read"]),
         (["--score", "good.txt", "--prompt", "KATE"], ["prompt and score"]),
         (["--interactive", "--prompt_file", "p.txt"], ["prompt_file and interactive"]),
         (["--interactive=yes"], ["interactive", "no value"]),

@@ -21,7 +21,6 @@ from model import checkpoint
 from model.checkpoint import Checkpoint
 from model.generate import SamplingConfig, stream
 from model.gpt import GPT
-from sample import find_checkpoint
 from tests.benchmarks.peer import ROOT, arguments, machine
 
 LENGTH, MANY = 4000, 64
@@ -96,7 +95,7 @@ def first_character(path: Path) -> float:
 
 def main() -> None:
     given = arguments(run=None, llama="")
-    path = find_checkpoint(given.run, "best").absolute()
+    path = checkpoint.find(given.run, "best").absolute()
     saved = checkpoint.load(path)
     quill(saved, MANY, 20)  # compiled, if it was not before
     print(machine())

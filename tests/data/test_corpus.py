@@ -1,5 +1,8 @@
 """The laws of the corpus: no character lost, none invented, every target once."""
 
+import errno
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -189,6 +192,16 @@ def test_no_partial_preparation_is_left_or_used(text_file, monkeypatch):
             opened(text_file)
     assert not list(corpus.PREPARED.iterdir())
     assert whole(opened(text_file)) == text_file.read_text()
+
+
+def test_a_full_disk_is_named_and_nothing_of_the_text_is_left(text_file, monkeypatch):
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"prepared/.*npy cannot be written \(No space"):
+        opened(text_file)
+    assert not list(corpus.PREPARED.iterdir())
 
 
 @pytest.mark.parametrize("damage", [b"", b"short", None])

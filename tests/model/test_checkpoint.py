@@ -1,5 +1,6 @@
 """The laws of saving: what goes in comes out, whole or not at all."""
 
+import copy
 import errno
 import hashlib
 import io
@@ -9,13 +10,15 @@ import random
 import pytest
 import torch
 
-from model.checkpoint import MAGIC, Checkpoint, load, save
+from model.checkpoint import MAGIC, Checkpoint, capture, load, restore, save
+from model.gpt import GPT, GPTConfig
+from model.optim import OptimConfig, optimizers
 
 STATE = Checkpoint(
     config={"n_layer": 2, "learning_rate": 1e-3, "encoding": "utf-8"},
     vocab="\n aé中😀",
     model={"weight": torch.arange(6.0).view(2, 3)},
-    optimizers=[{"state": {0: {"step": torch.tensor(3.0)}}, "param_groups": [{"lr": 0.1, "params": [0]}]}],
+    optimizers=[{0: {"step": torch.tensor(3.0)}}],
     step=7,
     best_val_loss=1.5,
     best_iter=5,
@@ -31,7 +34,7 @@ def path(tmp_path):
 def test_what_is_saved_is_loaded(path):
     loaded = load(path)
     assert torch.equal(loaded.model["weight"], STATE.model["weight"])
-    assert loaded.optimizers[0]["state"][0]["step"] == 3
+    assert loaded.optimizers[0][0]["step"] == 3
     for name in ("config", "vocab", "step", "val_loss", "best_val_loss", "best_iter", "seconds"):
         assert getattr(loaded, name) == getattr(STATE, name)
     assert os.listdir(path.parent) == ["last.pt"]
@@ -103,6 +106,10 @@ def test_a_malicious_pickle_is_never_executed(tmp_path, sealed):
         {"step": -1, "vocab": "ab"},
         {"vocab": ""},
         {"vocab": "ab", "config": {1: 2}},
+        {"vocab": "ab", "step": True},
+        {"vocab": "ab", "step": 2**60},
+        {"vocab": "ab", "seconds": float("nan")},
+        {"vocab": "ab", "best_val_loss": 1.0},
         {"model": None},
         {"best_val_loss": "low"},
         {"surprise": 1},
@@ -117,6 +124,28 @@ def test_a_sealed_file_of_other_content_is_refused(tmp_path, wrong):
         load(tmp_path / "x.pt")
 
 
+WRONG = {
+    "a name less": lambda memory: memory.pop("exp_avg"),
+    "another shape": lambda memory: memory.update(exp_avg=memory["exp_avg"][:1]),
+    "one number in many places": lambda memory: memory.update(exp_avg=torch.zeros(1, 1).expand(5, 16)),
+    "no tensor": lambda memory: memory.update(step=3.0),
+    "whole numbers": lambda memory: memory.update(exp_avg=memory["exp_avg"].long()),
+}
+
+
+@pytest.mark.parametrize("spoil", [None, *WRONG.values()], ids=["whole", *WRONG])
+def test_an_optimiser_s_memory_that_would_fail_at_the_first_step_is_refused_before_it(spoil):
+    state, scaler = Checkpoint(), torch.amp.GradScaler(enabled=False)
+    model = GPT(GPTConfig(n_layer=1, n_embd=16), 5)
+    capture(state, model, optimizers(model, OptimConfig(), torch.float32), scaler)
+    state = copy.deepcopy(state)
+    if spoil is None:
+        return restore(state, model, optimizers(model, OptimConfig(), torch.float32), scaler)
+    spoil(state.optimizers[1][0])
+    with pytest.raises(ValueError, match="does not fit"):
+        restore(state, model, optimizers(model, OptimConfig(), torch.float32), scaler)
+
+
 @pytest.mark.parametrize("name", ["missing.pt", "."])
 def test_what_cannot_be_read_is_named(tmp_path, name):
     with pytest.raises(ValueError, match="cannot be read"):
@@ -129,7 +158,7 @@ def test_numbers_that_are_not_finite_are_never_saved(path, number):
     with pytest.raises(FloatingPointError, match=r"last\.pt"):
         save(Checkpoint(model={"weight": torch.tensor([1.0, number])}), path)
     with pytest.raises(FloatingPointError, match=r"last\.pt"):
-        save(Checkpoint(optimizers=[{"state": {0: {"momentum": torch.tensor([1.0, number])}}}]), path)
+        save(Checkpoint(optimizers=[{0: {"momentum": torch.tensor([1.0, number])}}]), path)
     assert path.read_bytes() == before
 
 
