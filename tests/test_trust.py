@@ -183,6 +183,26 @@ def test_a_second_ctrl_c_ends_at_once_and_what_was_saved_is_whole(tiny, monkeypa
     assert not Path("run/summary.json").exists()
 
 
+def test_a_run_without_its_best_can_be_stopped_before_it_evaluates_again(tiny, monkeypatch):
+    for step, begin in (
+        (5, lambda: tiny("--max_iters", "24", "--eval_interval", "4", "--out_dir", "run")),
+        (0, lambda: train.main(["--resume", "run"])),
+    ):
+        with monkeypatch.context() as patch:
+            at_step(patch, step, lambda: os.kill(os.getpid(), signal.SIGTERM))
+            assert begin() == 128 + signal.SIGTERM
+        Path("run/best.pt").unlink(missing_ok=True)
+    assert train.main(["--resume", "run"]) == 0
+    assert checkpoint.load("run/best.pt").best_iter
+
+
+@pytest.mark.parametrize("name", ["seconds", "train_seconds"])
+def test_ages_of_training_change_nothing(tiny, name):
+    assert tiny("--max_iters", "2", "--out_dir", "run") == 0
+    Path("run/last.pt").write_bytes(seal(vars(checkpoint.load("run/last.pt")) | {name: 2.0**52}))
+    assert train.main(["--resume", "run", "--max_iters", "20"]) == 0
+
+
 def test_a_clock_that_is_set_back_changes_nothing(tiny, monkeypatch):
     now, calls = time.time, iter(range(10**6))
     monkeypatch.setattr(time, "time", lambda: now() - 1000 * next(calls))
@@ -204,7 +224,8 @@ def test_a_power_cut_loses_no_point_before_the_checkpoint(tiny, monkeypatch):
 
 
 @pytest.mark.parametrize("what", ["loss", "gradient"])
-def test_divergence_is_named_at_its_very_step(tiny, monkeypatch, capsys, what):
+@pytest.mark.parametrize("looks", [("--log_interval", "10"), ("--eval_interval", "10", "--log_interval", "20")])
+def test_divergence_is_named_at_its_very_step(tiny, monkeypatch, capsys, what, looks):
     update, loss_of, calls = optim.update, train.loss_of, iter(range(10**6))
 
     def broken_update(model, *args):
@@ -219,7 +240,8 @@ def test_divergence_is_named_at_its_very_step(tiny, monkeypatch, capsys, what):
         monkeypatch.setattr(train, "loss_of", broken_loss)
     else:
         monkeypatch.setattr(optim, "update", broken_update)
-    assert tiny("--max_iters", "20", "--eval_interval", "30", "--out_dir", "run", "--dtype", "float32") == 1
+    assert tiny("--max_iters", "20", *looks, "--out_dir", "run", "--dtype", "float32") == 1
+    assert next(calls) <= 11  # looked at where it was due
     error = capsys.readouterr().err.splitlines()[-1]
     assert f"the {'training loss became nan' if what == 'loss' else 'gradient'}" in error
     assert "at step 7, at learning rate 0.00" in error
@@ -242,12 +264,31 @@ def test_out_of_memory_tells_the_sizes(tiny, monkeypatch, capsys):
     def full(*args):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(train, "loss_of", full)
-    assert tiny("--max_iters", "2") == 1
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "loss_of", full)
+        assert tiny("--max_iters", "2") == 1
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("error: out of memory")
     assert "batch_size 4" in error
     assert "block_size 16" in error
+    assert tiny("--max_iters", "2", "--out_dir", "run") == 0
+    monkeypatch.setattr(sample, "stream", full)
+    assert sample.main(["run", "--num_samples", "7"]) == 1
+    assert "error: out of memory for num_samples 7 of run/best.pt; halve it" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a limit of Linux")
+def test_both_commands_set_the_limit_of_memory(tiny):
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    try:
+        for command in (lambda: tiny("--max_iters", "1", "--out_dir", "run"), lambda: sample.main(["run"])):
+            resource.setrlimit(resource.RLIMIT_DATA, (before[1], before[1]))
+            assert command() == 0
+            limit = resource.getrlimit(resource.RLIMIT_DATA)[0]
+            assert 0 < limit <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere memory has no such limit")

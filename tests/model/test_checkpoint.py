@@ -71,7 +71,7 @@ def test_a_flipped_bit_anywhere_is_refused(path):
 def test_the_other_checkpoint_is_named_where_one_is_damaged(path):
     path.with_name("best.pt").write_bytes(path.read_bytes())
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(ValueError, match=r"best\.pt may be whole"):
+    with pytest.raises(ValueError, match=r"best\.pt may be whole.*--resume .*best\.pt$"):
         load(path)
 
 
@@ -122,6 +122,15 @@ def test_a_sealed_file_of_other_content_is_refused(tmp_path, wrong):
     (tmp_path / "x.pt").write_bytes(payload + hashlib.sha256(payload).digest())
     with pytest.raises(ValueError, match="no checkpoint"):
         load(tmp_path / "x.pt")
+
+
+def test_memory_that_is_not_there_is_no_damage(path, monkeypatch):
+    def full(*args, **options):
+        raise RuntimeError("can't allocate memory")
+
+    monkeypatch.setattr(torch, "load", full)
+    with pytest.raises(MemoryError, match=r"out of memory for .*last\.pt of [\d,]+ bytes"):
+        load(path)
 
 
 WRONG = {
