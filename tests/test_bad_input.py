@@ -82,6 +82,7 @@ LATE = len(LINES)
         (["--device", "gpu"], ["'gpu'"]),
         (["bad.toml"], ["bad.toml is not TOML"]),
         (["missing.toml"], ["missing.toml"]),
+        (["/dev/null", "--data", "empty.txt"], ["/dev/null is no file, so no preset"]),
         (["deep.toml"], ["seed is {'a'"]),
         (["3"], ["preset 3"]),
         (["--data", "good.txt", "--out_dir", "run"], ["run already holds a run", "--resume run"]),

@@ -1,8 +1,10 @@
 """The laws of fetching Tiny Shakespeare, with texts of our own in its place."""
 
+import errno
 import hashlib
 import http.client
 import io
+import os
 import subprocess
 import urllib.request
 import zipfile
@@ -61,3 +63,14 @@ def test_where_neither_will_do_the_error_names_data(path, monkeypatch, by_url, b
     with pytest.raises(ValueError, match="--data"):
         download.tiny_shakespeare()
     assert not path.exists()
+
+
+def test_a_full_disk_leaves_nothing_of_it(path, monkeypatch):
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    serve(monkeypatch, TEXT, None)
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"tinyshakespeare\.txt cannot be written"):
+        download.tiny_shakespeare()
+    assert not list(path.parent.iterdir())
