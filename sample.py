@@ -70,17 +70,9 @@ def read_prompt(config: TextConfig, encoding: str) -> str:
     return config.prompt if config.prompt_file is None else read_text(Path(config.prompt_file), encoding)
 
 
-def encoded(tokenizer: CharTokenizer, name: str, text: str) -> np.ndarray:
-    """ids_N of a text. Raises ValueError that calls it `name`."""
-    try:
-        return tokenizer.encode(text)
-    except ValueError as error:
-        raise ValueError(f"{name} has characters the model never saw: {error}") from None
-
-
 def texts(model: GPT, tokenizer: CharTokenizer, prompt: str, config: SampleConfig) -> Iterator[str]:
     """All texts as one stream, the prompt before each."""
-    vocab, start = tokenizer.vocab, encoded(tokenizer, "the prompt", prompt or first_character(tokenizer.vocab))
+    vocab, start = tokenizer.vocab, tokenizer.encode(prompt or first_character(tokenizer.vocab), "the prompt")
     yield prompt
     for i, piece in stream(model, vocab, start.tolist(), config.sampling, config.text.stop):
         yield piece if i == 0 else SEPARATOR + prompt + piece
@@ -103,7 +95,7 @@ def converse(model: GPT, tokenizer: CharTokenizer, config: SampleConfig, to: Tex
     for turn in itertools.count():
         try:
             prompt = input(mark)
-            encoded(tokenizer, "the prompt", prompt)
+            tokenizer.encode(prompt, "the prompt")
         except ValueError as error:
             say(f"error: {error}", sys.stderr)
             continue
@@ -153,10 +145,10 @@ def answer(config: SampleConfig, saved: Checkpoint, path: Path, device: torch.de
     trained = build(TrainConfig, saved.config)
     tokenizer = CharTokenizer(saved.vocab)
     prompt = read_prompt(config.text, trained.data.encoding)
-    encoded(tokenizer, "the prompt", prompt)
-    encoded(tokenizer, "the stop", config.text.stop)  # such a stop would never come
+    tokenizer.encode(prompt, "the prompt")
+    tokenizer.encode(config.text.stop, "the stop")  # such a stop would never come
     if (scored := config.text.score) is not None:
-        scored_N = encoded(tokenizer, scored, read_text(Path(scored), trained.data.encoding))
+        scored_N = tokenizer.encode(read_text(Path(scored), trained.data.encoding), scored)
         if not len(scored_N):
             raise ValueError(f"{scored} is empty")
     model = GPT(trained.model, len(saved.vocab))

@@ -127,10 +127,7 @@ def open_corpus(config: DataConfig, block_size: int, vocab: str | None = None) -
         )
     if len(own_vocab) < 2:
         raise ValueError(f"{path} holds one character over and over, {own_vocab!r}: there is nothing to learn")
-    try:
-        to_model = tokenizer.encode(own_vocab).astype(np.int64)
-    except ValueError as error:
-        raise ValueError(f"{path} has characters the model never saw: {error}") from None
+    to_model = tokenizer.encode(own_vocab, str(path)).astype(np.int64)
     return Corpus(str(path), sha256, tokenizer, to_model, train, val)
 
 
