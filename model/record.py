@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from datetime import datetime
 from pathlib import Path
 from textwrap import indent
@@ -74,16 +73,21 @@ def quiet_about_files(failure: threading.ExceptHookArgs) -> None:
         threading.__excepthook__(failure)
 
 
-class Record(AbstractContextManager):
-    """The writing half of a run. Without a folder, as in all processes but the first, it writes nothing."""
+class Record(contextlib.ExitStack):
+    """The writing half of a run. Without a folder, as in all processes but the first, it writes nothing.
+
+    Leaving it ends the curves and the bar, however the run ends.
+    """
 
     def __init__(self, run_dir: Path | None, config_toml: str, state: Checkpoint, plan: OptimConfig) -> None:
+        super().__init__()
         self.run_dir, self.max_iters = run_dir, plan.max_iters
         self.chars_per_step = plan.batch_size * state.config["block_size"]
         self.plotted = state.step, state.train_seconds
         self.curves: dict[str, SummaryWriter] = {}
         hide = True if run_dir is None else None  # None: where standard error is no terminal
-        self.bar = tqdm(total=plan.max_iters, initial=state.step, unit="step", dynamic_ncols=True, disable=hide)
+        bar = tqdm(total=plan.max_iters, initial=state.step, unit="step", dynamic_ncols=True, disable=hide)
+        self.bar = self.enter_context(bar)
         if run_dir is not None:
             for name in ("last.pt", "best.pt", "config.toml", "summary.json"):
                 (run_dir / f"{name}.tmp").unlink(missing_ok=True)  # left by a kill
@@ -94,7 +98,7 @@ class Record(AbstractContextManager):
                 while list((run_dir / split).glob(f"*.{int(time.time())}.*")):
                     time.sleep(0.05)
                 # What a killed run plotted past its last checkpoint is dropped: it will be plotted again.
-                self.curves[split] = SummaryWriter(str(run_dir / split), purge_step=state.step)
+                self.curves[split] = self.enter_context(SummaryWriter(str(run_dir / split), purge_step=state.step))
             self.curves["train"].add_text("config", indent(config_toml, "    ", lambda _: True), state.step)
 
     def trained(self, state: Checkpoint, loss: float, grad_norm: float, rate: float) -> None:
@@ -133,12 +137,6 @@ class Record(AbstractContextManager):
                 with open(events, "r+b") as file:
                     os.fsync(file.fileno())  # a power cut, too
             checkpoint.save(state, *(self.run_dir / name for name in names))
-
-    def __exit__(self, *failure: object) -> None:
-        """End the bar and the curves, however the run ends."""
-        with self.bar, contextlib.ExitStack() as curves:
-            for curve in self.curves.values():
-                curves.callback(curve.close)
 
     def outcome(self, summary: dict[str, Any], finished: bool) -> None:
         """Write summary.json, say what came of the run, and print the commands to go on from there."""
