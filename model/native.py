@@ -20,19 +20,13 @@ SOURCE = Path(__file__).with_name("native.c")
 COLUMNS, TEXTS = 32, 8  # of a matrix side by side, and texts that share one reading of it
 
 
-class Sizes(ctypes.Structure):
-    """native.c's `sizes`."""
-
-    _fields_ = [(name, ctypes.c_int) for name in ("layers", "B", "C", "H", "V", "W", "R")]
-
-
 class Native:
     """B texts on their way through `model`, in one thread; only where it `suits`."""
 
     def __init__(self, model: GPT, B: int) -> None:
         size, V = model.config, model.head.out_features
         W, D, reach = size.block_size, size.n_embd // size.n_head, TokenShift.REACH
-        self.sizes = Sizes(size.n_layer, B, size.n_embd, size.n_head, V, W, reach)
+        self.sizes = np.array([size.n_layer, B, size.n_embd, size.n_head, V, W, reach], np.intc)  # native.c's `sizes`
         self.weights = np.concatenate([packed(*weight) for weight in in_order(model)])
         seen = size.n_head * (whole(W) * D + whole(D) * W)  # a text's keys and values in one block
         self.state = np.zeros(B * (6 * size.n_embd + size.n_layer * (2 * reach * size.n_embd + seen)), np.float32)
@@ -40,7 +34,7 @@ class Native:
         self.ids_B = np.empty(B, np.int64)
         self.step, self.position = library().step, 0
         self.step.restype, self.step.argtypes = None, [*[ctypes.c_void_p] * 3, ctypes.c_int64, *[ctypes.c_void_p] * 2]
-        self.given = ctypes.addressof(self.sizes), self.weights.ctypes.data, self.ids_B.ctypes.data
+        self.given = self.sizes.ctypes.data, self.weights.ctypes.data, self.ids_B.ctypes.data
         self.taken = self.state.ctypes.data, self.logits_BV.ctypes.data
 
     def __call__(self, ids_BT: np.ndarray) -> np.ndarray:
