@@ -115,21 +115,19 @@ def stream(
     def texts(group: range) -> list[tuple[int, str]]:
         ids, whole = generate(model, prompt, config, group), [""] * len(group)
         while (some := list(itertools.islice(ids, 64))) and not enough.is_set():
-            whole = [
-                text + "".join(vocab[id_] for id_ in row) for text, row in zip(whole, np.stack(some, 1), strict=True)
-            ]
+            pieces = ("".join(vocab[id_] for id_ in ids_T) for ids_T in np.stack(some, 1))
+            whole = [text + piece for text, piece in zip(whole, pieces, strict=True)]
             if stop and all(stop in text for text in whole):
                 break
-        ends = [text.find(stop) + len(stop) if stop and stop in text else None for text in whole]
-        return [(i, text[:end]) for i, text, end in zip(group, whole, ends, strict=True)]
+        return [(i, "".join(text.partition(stop)[:2]) if stop else text) for i, text in zip(group, whole, strict=True)]
 
-    pool, latest = ThreadPoolExecutor(torch.get_num_threads()), ""
+    pool, first = ThreadPoolExecutor(torch.get_num_threads()), ""
     try:
         futures = [pool.submit(texts, group) for group in groups if native]
         for ids_B in generate(model, prompt, config, samples[:1]):
-            yield 0, vocab[ids_B[0]]
-            latest = (latest + vocab[ids_B[0]])[-len(stop) :] if stop else ""
-            if stop and latest == stop:
+            first += vocab[ids_B[0]]
+            yield 0, first[-1]
+            if stop and first.endswith(stop):
                 break
         for group in (future.result() for future in futures) if native else map(texts, groups):
             yield from group
