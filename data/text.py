@@ -82,14 +82,12 @@ def decoded(files: list[Path], encoding: str) -> Iterator[str]:
                     while text:
                         yield text
                         text = stream.read(CHUNK)
-                except UnicodeDecodeError as error:
-                    at = stream.buffer.tell() - len(error.object) + error.start
-                    wrong = error.object[error.start]
-                    raise ValueError(
-                        f"{file} is not {encoding}: byte 0x{wrong:02x} at offset {at}; "
-                        "name its own with --encoding (latin-1 reads any bytes)"
-                    ) from None
-        except UnicodeError as error:
-            raise ValueError(f"{file} is not {encoding}: {error}; name its own with --encoding") from None
+                except UnicodeError as error:
+                    wrong = str(error)
+                    if isinstance(error, UnicodeDecodeError):
+                        at = stream.buffer.tell() - len(error.object) + error.start
+                        wrong = f"byte 0x{error.object[error.start]:02x} at offset {at}"
+                    mend = "name its own with --encoding (latin-1 reads any bytes)"
+                    raise ValueError(f"{file} is not {encoding}: {wrong}; {mend}") from None
         except OSError as error:
             raise ValueError(f"{file} cannot be read: {error.strerror}") from None
