@@ -35,16 +35,15 @@ def require_free(out_dir: str | None) -> None:
 
 def new_run_dir(out_dir: str | None) -> Path:
     """Make `out_dir`, or a new folder under runs/ named by the time. Raises ValueError if that cannot be."""
-    path = Path(out_dir or datetime.now().strftime("runs/%Y%m%d-%H%M%S"))
-    names = (path.with_name(f"{path.name}-{i}") for i in itertools.count(2))
-    while True:
+    name = out_dir or datetime.now().strftime("runs/%Y%m%d-%H%M%S")
+    for i in itertools.count(1):  # another run may have begun in the same second
+        path = Path(name if i == 1 else f"{name}-{i}")
         try:
             path.mkdir(parents=True, exist_ok=bool(out_dir))
             return path
         except OSError as error:
             if out_dir or not isinstance(error, FileExistsError):
                 raise ValueError(f"out_dir {path} cannot be written: {error.strerror}") from None
-            path = next(names)  # another run began in the same second
 
 
 @contextlib.contextmanager
