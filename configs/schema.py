@@ -61,8 +61,7 @@ def to_toml(config: Any) -> str:
     """
     known, lines = keys(type(config)), []
     for name, value in flat(config).items():
-        heading = f"# {known[name].group}"
-        if heading not in lines:
+        if (heading := f"# {known[name].group}") not in lines:
             lines += ["", heading]
         # JSON's strings are TOML's, but TOML wants DEL escaped as well.
         quoted = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
@@ -116,11 +115,10 @@ def read_flags(argv: list[str], config_class: type, usage: str, extra: tuple[str
 
 def help_text(config_class: type, usage: str) -> str:
     """What --help prints: every key, grouped, with its default and one line."""
-    lines, group = [usage], None
+    lines = [usage]
     for name, key in keys(config_class).items():
-        if key.group != group:
-            group = key.group
-            lines.append(f"\n{group}:")
+        if (heading := f"\n{key.group}:") not in lines:
+            lines.append(heading)
         kind = "|".join(get_args(key.kind)) if get_origin(key.kind) is Literal else ""
         extra = [part for part in (kind, key.interval) if part]
         default = "" if key.default in (None, "") or key.default is False else f" (default {key.default})"
