@@ -88,13 +88,11 @@ def exit_status(work: Callable[[], int]) -> int:
         return int(done.code or 0)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    except (ValueError, FloatingPointError) as error:
-        message, status = str(error), 2 if isinstance(error, ValueError) else 1
+    except (ValueError, FloatingPointError, MemoryError) as error:
+        message, status = str(error) or "out of memory", 2 if isinstance(error, ValueError) else 1
     except OSError as error:
         name = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else "writing"
         where = f"{name} failed ({error.strerror}); what was saved before is whole"
         message, status = where if error.strerror else str(error), 1
-    except MemoryError as error:
-        message, status = str(error) or "out of memory", 1
     say("error: " + " ".join(message.split()), sys.stderr)
     return status
