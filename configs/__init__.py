@@ -63,7 +63,7 @@ def read_command(argv: list[str]) -> Command:
         for name in given:
             if name not in RESUMABLE:
                 raise ValueError(f"{name} cannot change in a run that is resumed; only {', '.join(RESUMABLE)} can")
-        path = Path(resume, "last.pt") if os.path.isdir(resume) else Path(resume)
+        path = checkpoint.find(resume, "last")
         saved = checkpoint.load(path)
         values = saved.config
     config = build(TrainConfig, values | given)

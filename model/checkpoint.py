@@ -81,19 +81,13 @@ def write_whole(path: Path, content: bytes | memoryview) -> None:
 
 
 def find(named: str | None, which: str) -> Path:
-    """The checkpoint meant. Raises ValueError where there is none."""
+    """The path of the checkpoint meant; `load` says whether it is there. Raises ValueError where no run is."""
     if named is None:
         runs = sorted(filter(os.path.isfile, Path("runs").glob("*/*.pt")), key=os.path.getmtime)
         if not runs:
             raise ValueError("there is no run under runs/ yet; train one with python train.py, or name a checkpoint")
         named = str(runs[-1].parent)
-    path = Path(named)
-    if os.path.isdir(path):
-        path = path / f"{which}.pt"
-        if not os.path.exists(path):
-            others = sorted(other.stem for other in path.parent.glob("*.pt"))
-            raise ValueError(f"{path} does not exist" + (f"; --which {others[0]} does" if others else ""))
-    return path
+    return Path(named, f"{which}.pt") if os.path.isdir(named) else Path(named)
 
 
 def load(path: Path | str) -> Checkpoint:
@@ -165,4 +159,5 @@ def _fall_back(path: Path) -> str:
     """Words that point to the other checkpoint of the same run, if it is there."""
     other = path.with_name({"last.pt": "best.pt", "best.pt": "last.pt"}.get(path.name, path.name))
     there = other != path and os.path.isfile(other)
-    return f"; {other} may be whole: sample it by its name, or go on by --resume {other}" if there else ""
+    words = f"; {other} may be whole: sample it by its name or --which {other.stem}, or go on by --resume {other}"
+    return words if there else ""
