@@ -8,8 +8,6 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TextIO
 
-import torch
-
 # A lone carriage return would write over what stands there: it goes, as the terminal's newline has its own.
 PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"} | dict.fromkeys(range(127, 160), "�")
 PICTURES[ord("\r")] = ""
@@ -64,8 +62,8 @@ def memory_for(what: str) -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        known = any(words in str(error) for words in ("allocate memory", "out of memory"))
-        if not isinstance(error, MemoryError | torch.OutOfMemoryError) and not known:
+        known = any(words in str(error) for words in ("allocate memory", "out of memory"))  # in a RuntimeError
+        if not isinstance(error, MemoryError) and not known:
             raise
         raise MemoryError(f"out of memory for {what}") from None
 
