@@ -19,10 +19,10 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hint
 
 class Key(NamedTuple):
     group: str
+    default: Any
     kind: type
     help: str
-    interval: str
-    default: Any
+    interval: str = ""
 
 
 def keys(config_class: type) -> dict[str, Key]:
@@ -31,8 +31,7 @@ def keys(config_class: type) -> dict[str, Key]:
     for group, group_class in get_type_hints(config_class).items():
         hints = get_type_hints(group_class, include_extras=True)
         for f in fields(group_class):
-            kind, text, *interval = get_args(hints[f.name])
-            result[f.name] = Key(group, kind, text, interval[0] if interval else "", f.default)
+            result[f.name] = Key(group, f.default, *get_args(hints[f.name]))
     return result
 
 
@@ -87,7 +86,7 @@ def read_flags(argv: list[str], config_class: type, usage: str, extra: tuple[str
     Flags are `--key value` or `--key=value`, and a value may begin with a dash; a bool's is `--key`
     alone; `extra` flags are text. --help prints `usage` and every key, and exits. Raises ValueError for anything else.
     """
-    known = keys(config_class) | {name: Key("", str, "", "", None) for name in extra}
+    known = keys(config_class) | {name: Key("", None, str, "") for name in extra}
     positional, values, words = None, {}, iter(argv)
     for word in words:
         if word in ("-h", "--help"):
