@@ -62,9 +62,8 @@ def to_toml(config: Any) -> str:
     for name, value in flat(config).items():
         if (heading := f"# {known[name].group}") not in lines:
             lines += ["", heading]
-        # JSON's strings are TOML's, but TOML wants DEL escaped as well.
-        quoted = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-        lines.append(f"{name} = {quoted if isinstance(value, str) else value}")
+        # JSON's strings and numbers are TOML's, but TOML wants DEL escaped as well.
+        lines.append(f"{name} = {json.dumps(value, ensure_ascii=False)}".replace("\x7f", "\\u007f"))
     return "\n".join(lines[1:]) + "\n"
 
 
@@ -119,9 +118,8 @@ def help_text(config_class: type, usage: str) -> str:
         if (heading := f"\n{key.group}:") not in lines:
             lines.append(heading)
         kind = "|".join(get_args(key.kind)) if get_origin(key.kind) is Literal else ""
-        extra = [part for part in (kind, key.interval) if part]
         default = "" if key.default in (None, "") or key.default is False else f" (default {key.default})"
-        lines.append(f"  --{name:<28}{' '.join([key.help, *extra])}{default}")
+        lines.append(f"  --{name:<28}{' '.join(filter(None, (key.help, kind, key.interval)))}{default}")
     return "\n".join(lines)
 
 
@@ -133,25 +131,24 @@ def require_known(name: str, known: Iterable[str]) -> None:
 
 def _checked(name: str, key: Key, value: Any) -> Any:
     """`value`, if it is of the key's type and inside its interval."""
+    shown = reprlib.repr(value)
     if get_origin(key.kind) is Literal:
         if value not in get_args(key.kind):
-            raise ValueError(f"{name} is {reprlib.repr(value)}; it must be one of {', '.join(get_args(key.kind))}")
+            raise ValueError(f"{name} is {shown}; it must be one of {', '.join(get_args(key.kind))}")
     elif key.kind is bool:
         if not isinstance(value, bool):
-            raise ValueError(f"{name} is a switch and takes no value, here {reprlib.repr(value)}")
+            raise ValueError(f"{name} is a switch and takes no value, here {shown}")
     elif key.kind in (int, float):
         if isinstance(value, bool) or not isinstance(value, int | key.kind):
-            raise ValueError(
-                f"{name} is {reprlib.repr(value)}; it must be a {'whole ' if key.kind is int else ''}number"
-            )
+            raise ValueError(f"{name} is {shown}; it must be a {'whole ' if key.kind is int else ''}number")
         low, high = (float(bound) for bound in key.interval[1:-1].split(","))
         above = value >= low if key.interval[0] == "[" else value > low
         below = value <= high if key.interval[-1] == "]" else value < min(high, 2**63)  # 2^63: TOML's end
         if not (above and below):
-            raise ValueError(f"{name} is {value}; it must lie in {key.interval}")
+            raise ValueError(f"{name} is {shown}; it must lie in {key.interval}")
         value = key.kind(value)
     elif not isinstance(value, str):
-        raise ValueError(f"{name} is {reprlib.repr(value)}; it must be text")
+        raise ValueError(f"{name} is {shown}; it must be text")
     elif "\0" in value or value.encode("utf-8", "replace").decode() != value:
-        raise ValueError(f"{name} is {reprlib.repr(value)}, which is not Unicode text")
+        raise ValueError(f"{name} is {shown}, which is not Unicode text")
     return value
