@@ -27,7 +27,7 @@ class Native:
         size, V = model.config, model.head.out_features
         W, D, reach = size.block_size, size.n_embd // size.n_head, TokenShift.REACH
         self.sizes = np.array([size.n_layer, B, size.n_embd, size.n_head, V, W, reach], np.intc)  # native.c's `sizes`
-        self.weights = np.concatenate([packed(*weight) for weight in in_order(model)])
+        self.weights = packed(model)
         seen = size.n_head * (whole(W) * D + whole(D) * W)  # a text's keys and values in one block
         self.state = np.zeros(B * (6 * size.n_embd + size.n_layer * (2 * reach * size.n_embd + seen)), np.float32)
         self.logits_BV = np.empty((B, V), np.float32)
@@ -58,23 +58,20 @@ def whole(n: int) -> int:
     return -(-n // COLUMNS) * COLUMNS
 
 
-def in_order(model: GPT) -> list[tuple[Tensor, bool]]:
-    """The weights in the order in which native.c meets them, and which of them are matrices."""
-    weights = [(model.embedding.weight, False)]
+def packed(model: GPT) -> np.ndarray:
+    """The weights in the order in which native.c meets them, a matrix COLUMNS outputs at a time, padded with zeros."""
+
+    def matrix(weight_OC: Tensor) -> np.ndarray:
+        out, C = weight_OC.shape
+        values = np.pad(weight_OC.detach().numpy(), ((0, whole(out) - out), (0, 0)))
+        return values.reshape(-1, COLUMNS, C).transpose(0, 2, 1)
+
+    weights = [model.embedding.weight.detach()]
     for block in model.blocks:
-        weights += [(block.shift_attention.share, False), (block.attention.qkv_3CC.flatten(0, 1), True)]
-        weights += [(block.attention.proj.weight, True), (block.shift_mlp.share, False)]
-        weights += [(block.mlp.fc.weight, True), (block.mlp.proj.weight, True)]
-    return [*weights, (model.head.weight, True)]
-
-
-def packed(weight: Tensor, is_matrix: bool) -> np.ndarray:
-    """A matrix COLUMNS outputs at a time, the last padded with zeros; others as they are."""
-    values = weight.detach().numpy()
-    if is_matrix:
-        out, C = values.shape
-        values = np.pad(values, ((0, whole(out) - out), (0, 0))).reshape(-1, COLUMNS, C).transpose(0, 2, 1)
-    return values.ravel()
+        weights += [block.shift_attention.share.detach(), matrix(block.attention.qkv_3CC.flatten(0, 1))]
+        weights += [matrix(block.attention.proj.weight), block.shift_mlp.share.detach()]
+        weights += [matrix(block.mlp.fc.weight), matrix(block.mlp.proj.weight)]
+    return np.concatenate([np.ravel(weight) for weight in [*weights, matrix(model.head.weight)]])
 
 
 @cache
