@@ -60,9 +60,8 @@ def read_command(argv: list[str]) -> Command:
     elif preset is not None:
         raise ValueError(f"--resume takes every key from the checkpoint: leave out {preset!r}")
     else:
-        for name in given:
-            if name not in RESUMABLE:
-                raise ValueError(f"{name} cannot change in a run that is resumed; only {', '.join(RESUMABLE)} can")
+        if fixed := [name for name in given if name not in RESUMABLE]:
+            raise ValueError(f"{fixed[0]} cannot change in a run that is resumed; only {', '.join(RESUMABLE)} can")
         path = checkpoint.find(resume, "last")
         saved = checkpoint.load(path)
         values = saved.config
