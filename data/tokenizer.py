@@ -21,14 +21,13 @@ class CharTokenizer:
 
     def encode(self, text: str, name: str = "the text") -> np.ndarray:
         """`text` to ids_T. Raises ValueError that lists the characters not in the vocabulary, and calls it `name`."""
-        codes_T = code_points(text)
-        ids_T = self.ids[np.minimum(codes_T, len(self.ids) - 1)]
+        ids_T = self.ids[np.minimum(code_points(text), len(self.ids) - 1)]
         if (ids_T < 0).any():
-            unknown = "".join(chr(code) for code in np.unique(codes_T[ids_T < 0]))
-            shown = " ".join(ascii(c) if not c.isprintable() else repr(c) for c in unknown[:50])
+            unknown = sorted(set(text).difference(self.vocab))
+            shown = " ".join(map(repr, unknown[:50]))
             more = f" and {len(unknown) - 50} more" if len(unknown) > 50 else ""
-            known = f"the vocabulary of {len(self.vocab)} characters"
-            raise ValueError(f"{name} has characters the model never saw: {known} has no {shown}{more}")
+            missing = f"the vocabulary of {len(self.vocab)} characters has no {shown}{more}"
+            raise ValueError(f"{name} has characters the model never saw: {missing}")
         return ids_T.astype(self.dtype)
 
     def decode(self, ids: np.ndarray | list[int]) -> str:
