@@ -179,8 +179,7 @@ class Runtime(AbstractContextManager):
             return function
         try:
             # A CPU's own random numbers take less time than the compiler's, and are those of a run not compiled.
-            options = {"fallback_random": self.device.type == "cpu"}
-            compiled = torch.compile(function, dynamic=False, options=options)
+            compiled = torch.compile(function, dynamic=False, options={"fallback_random": self.device.type == "cpu"})
             with autocast(self.device, self.dtype):
                 compiled(*example).backward()
         except Exception as error:  # the compiler has no one type of its own for what can go wrong
