@@ -110,9 +110,8 @@ def experiment(command: Command, runtime: Runtime, began: float, held: ExitStack
     def batches(step: int) -> Iterator[tuple[Tensor, Tensor]]:
         """This process's windows of a step, in gradient_accumulation_steps parts."""
         ids_BT = corpus.batch(size.block_size, plan.batch_size, run.seed, step, rows)
-        parts = (x_or_y.chunk(plan.gradient_accumulation_steps) for x_or_y in ids_BT)
-        for x_BT, y_BT in zip(*parts, strict=True):
-            yield x_BT.to(runtime.device), y_BT.to(runtime.device)
+        parts = (x_or_y.to(runtime.device).chunk(plan.gradient_accumulation_steps) for x_or_y in ids_BT)
+        return zip(*parts, strict=True)
 
     def save(*names: str) -> None:
         state.seconds = earlier + time.perf_counter() - began
