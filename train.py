@@ -186,8 +186,7 @@ def experiment(command: Command, runtime: Runtime, began: float, held: ExitStack
 
 def main(argv: list[str] | None = None, began: float | None = None) -> int:
     """The command line as a function: returns the exit status."""
-    argv = sys.argv[1:] if argv is None else argv
-    return exit_status(lambda: train(argv, time.perf_counter() if began is None else began))
+    return exit_status(lambda: train(sys.argv[1:] if argv is None else argv, began or time.perf_counter()))
 
 
 if __name__ == "__main__":
