@@ -14,6 +14,7 @@
 typedef struct { int layers, B, C, H, V, W, R; } sizes;
 typedef float vector __attribute__((vector_size(64), aligned(4))); /* in as many registers as the processor needs */
 enum { SET, ADD, SQUARED_RELU };
+#define INLINED static inline __attribute__((always_inline))
 
 static void norm(const float *x, float *out, int n) {
     float mean = 0, variance = 0;
@@ -23,8 +24,7 @@ static void norm(const float *x, float *out, int n) {
 }
 
 /* y = x matrix for COLUMNS columns and a few texts; the matrix's rows lie COLUMNS apart, x's `in` and y's `out`. */
-static inline __attribute__((always_inline)) void
-tile(const float *matrix, const float *x, float *y, int texts, int columns, int in, int out, int how) {
+INLINED void tile(const float *matrix, const float *x, float *y, int texts, int columns, int in, int out, int how) {
     vector sums[TEXTS][COLUMNS / 16] = {0};
     for (int i = 0; i < in; i++) {
         const vector *row = (const vector *)(matrix + i * COLUMNS);
@@ -41,8 +41,7 @@ tile(const float *matrix, const float *x, float *y, int texts, int columns, int 
 }
 
 /* y = x matrix for B texts; returns where the next weights begin. */
-static inline __attribute__((always_inline)) const float *
-product(const float *matrix, const float *x, float *y, int B, int in, int out, int how) {
+INLINED const float *product(const float *matrix, const float *x, float *y, int B, int in, int out, int how) {
     for (int j = 0; j < out; j += COLUMNS, matrix += COLUMNS * in) {
         int b = 0, columns = out - j < COLUMNS ? out - j : COLUMNS;
         for (; b + TEXTS <= B; b += TEXTS) tile(matrix, x + b * in, y + b * out + j, TEXTS, columns, in, out, how);
