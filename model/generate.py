@@ -121,13 +121,13 @@ def stream(
                 break
         return [(i, "".join(text.partition(stop)[:2]) if stop else text) for i, text in zip(group, whole, strict=True)]
 
-    pool, first = ThreadPoolExecutor(torch.get_num_threads()), ""
+    pool, latest = ThreadPoolExecutor(torch.get_num_threads()), ""
     try:
         futures = [pool.submit(texts, group) for group in groups if native]
         for ids_B in generate(model, prompt, config, samples[:1]):
-            first += vocab[ids_B[0]]
-            yield 0, first[-1]
-            if stop and first.endswith(stop):
+            yield 0, vocab[ids_B[0]]
+            latest = (latest + vocab[ids_B[0]])[-len(stop) :] if stop else ""
+            if stop and latest == stop:
                 break
         for group in (future.result() for future in futures) if native else map(texts, groups):
             yield from group
