@@ -24,10 +24,8 @@ class GPTConfig:
     dropout: Annotated[float, "share of each block's output zeroed in training", "[0, 1)"] = 0.0
 
     def __post_init__(self) -> None:
-        if self.n_embd % self.n_head:
-            raise ValueError(f"n_embd ({self.n_embd}) must be a multiple of n_head ({self.n_head})")
-        if self.n_embd // self.n_head % 2:
-            raise ValueError(f"a head's width, n_embd / n_head, is {self.n_embd // self.n_head}; it must be even")
+        if self.n_embd % (2 * self.n_head):
+            raise ValueError(f"n_embd ({self.n_embd}) / n_head ({self.n_head}), a head's width, must be even and whole")
 
 
 class MLP(nn.Module):
