@@ -141,8 +141,7 @@ def experiment(command: Command, runtime: Runtime, began: float, held: ExitStack
                 save("best.pt", "last.pt") if is_best else save("last.pt")
                 if run.patience and state.step - state.best_iter >= run.patience * run.eval_interval:
                     finished = True
-            stopped = runtime.sum(len(signals)) > 0
-            if finished or stopped:
+            if finished or runtime.sum(len(signals)) > 0:  # a signal to any process stops all
                 break
 
             begun = time.perf_counter()
