@@ -73,10 +73,7 @@ def quiet_about_files(failure: threading.ExceptHookArgs) -> None:
 
 
 class Record(contextlib.ExitStack):
-    """The writing half of a run. Without a folder, as in all processes but the first, it writes nothing.
-
-    Leaving it ends the curves and the bar, however the run ends.
-    """
+    """The writing half of a run. Without a folder, as in all processes but the first, it writes nothing."""
 
     def __init__(self, run_dir: Path | None, config_toml: str, state: Checkpoint, plan: OptimConfig) -> None:
         super().__init__()
@@ -86,7 +83,7 @@ class Record(contextlib.ExitStack):
         self.curves: dict[str, SummaryWriter] = {}
         hide = True if run_dir is None else None  # None: where standard error is no terminal
         bar = tqdm(total=plan.max_iters, initial=state.step, unit="step", dynamic_ncols=True, disable=hide)
-        self.bar = self.enter_context(bar)
+        self.bar = self.enter_context(bar)  # however the run ends, so do the bar and the curves
         if run_dir is not None:
             for name in ("last.pt", "best.pt", "config.toml", "summary.json"):
                 (run_dir / f"{name}.tmp").unlink(missing_ok=True)  # left by a kill
