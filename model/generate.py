@@ -123,14 +123,13 @@ def stream(
 
     pool, latest = ThreadPoolExecutor(torch.get_num_threads()), ""
     try:
-        futures = [pool.submit(texts, group) for group in groups if native]
+        others = (pool.map if native else map)(texts, groups)  # the one begins at once, the other when asked
         for ids_B in generate(model, prompt, config, samples[:1]):
             yield 0, vocab[ids_B[0]]
             latest = (latest + vocab[ids_B[0]])[-len(stop) :] if stop else ""
             if stop and latest == stop:
                 break
-        for group in (future.result() for future in futures) if native else map(texts, groups):
-            yield from group
+        yield from itertools.chain.from_iterable(others)
     finally:  # also where the reader has had enough
         enough.set()
         pool.shutdown(cancel_futures=True)
