@@ -1,7 +1,7 @@
 """All that train.py can be told: defaults, then a preset, then flags, or with --resume a checkpoint's keys."""
 
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -65,7 +65,7 @@ def read_command(argv: list[str]) -> Command:
         path = checkpoint.find(resume, "last")
         saved = checkpoint.load(path)
         values = saved.config
-    config = build(TrainConfig, values | given)
-    if config.data.data is not None:  # an absolute path: a run may be resumed from another folder
-        config = replace(config, data=replace(config.data, data=os.path.abspath(config.data.data)))
-    return Command(config, saved, path and path.parent, given)
+    values = values | given
+    if isinstance(values.get("data"), str) and values["data"]:  # absolute: a run may be resumed from another folder
+        values["data"] = os.path.abspath(values["data"])
+    return Command(build(TrainConfig, values), saved, path and path.parent, given)

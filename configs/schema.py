@@ -10,11 +10,14 @@ import difflib
 import json
 import os
 import reprlib
+import sys
 import tomllib
 from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+
+from model.ending import say
 
 
 class Key(NamedTuple):
@@ -89,7 +92,7 @@ def read_flags(argv: list[str], config_class: type, usage: str, extra: tuple[str
     positional, values, words = None, {}, iter(argv)
     for word in words:
         if word in ("-h", "--help"):
-            print(help_text(config_class, usage))
+            say(help_text(config_class, usage), sys.stdout)
             raise SystemExit(0)
         if not word.startswith("--"):
             if word.startswith("-"):
@@ -143,7 +146,8 @@ def _checked(name: str, key: Key, value: Any) -> Any:
             raise ValueError(f"{name} is {shown}; it must be a {'whole ' if key.kind is int else ''}number")
         low, high = (float(bound) for bound in key.interval[1:-1].split(","))
         above = value >= low if key.interval[0] == "[" else value > low
-        below = value <= high if key.interval[-1] == "]" else value < min(high, 2**63)  # 2^63: TOML's end
+        high = min(high, 2**63 if key.kind is int else 2**1023)  # where TOML's integers end, and soon any float
+        below = value <= high if key.interval[-1] == "]" else value < high
         if not (above and below):
             raise ValueError(f"{name} is {shown}; it must lie in {key.interval}")
         value = key.kind(value)

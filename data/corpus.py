@@ -3,6 +3,7 @@
 Shapes: N characters, B batch, T time (block_size).
 """
 
+import hashlib
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -113,7 +114,7 @@ def open_corpus(config: DataConfig, block_size: int, vocab: str | None = None) -
     prepared = PREPARED / f"{sha256}.npy"
     try:
         ids_N, own_vocab = _load(prepared)
-    except (OSError, EOFError, ValueError):  # not there yet, or damaged
+    except (OSError, ValueError):  # not there yet, or damaged
         _prepare(files, config.encoding, prepared)
         ids_N, own_vocab = _load(prepared)
     tokenizer = CharTokenizer(vocab or own_vocab)
@@ -132,15 +133,16 @@ def open_corpus(config: DataConfig, block_size: int, vocab: str | None = None) -
 
 
 def _load(path: Path) -> tuple[np.ndarray, str]:
-    """The ids_N, left on disk, and the vocabulary that `_prepare` wrote."""
+    """The ids_N, left on disk, and the vocabulary that `_prepare` wrote. Raises ValueError where it did not."""
+    content = np.memmap(path, np.uint8, "r")
+    if hashlib.sha256(content[:-32]).digest() != content[-32:].tobytes():
+        raise ValueError("damaged")
     ids_N = np.load(path, mmap_mode="r")
-    with open(path, "rb") as file:
-        file.seek(ids_N.offset + ids_N.nbytes)
-        return ids_N, file.read().decode()
+    return ids_N, content[ids_N.offset + ids_N.nbytes : -32].tobytes().decode()
 
 
 def _prepare(files: list[Path], encoding: str, path: Path) -> None:
-    """Write the ids as a .npy file, the vocabulary behind them: a pass over the text for each."""
+    """Write the ids as a .npy file, the vocabulary and a digest behind them: a pass over the text for each."""
     seen, length = np.zeros(0x110000, bool), 0
     for text in decoded(files, encoding):
         seen[code_points(text)] = True
@@ -156,5 +158,7 @@ def _prepare(files: list[Path], encoding: str, path: Path) -> None:
         for text in decoded(files, encoding):
             file.write(tokenizer.encode(text).tobytes())
         file.write(vocab.encode())
+        file.seek(0)
+        file.write(hashlib.file_digest(file, "sha256").digest())
         if fingerprint(files, encoding) != path.stem:
             raise ValueError(f"{files[0]} changed while it was being read")

@@ -29,7 +29,7 @@ def written_whole(path: Path) -> Iterator[BinaryIO]:
             with contextlib.suppress(OSError):
                 if time.time() - other.stat().st_mtime > 3600:  # left by a kill
                     other.unlink()
-        with open(partial, "wb") as file:
+        with open(partial, "w+b") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -51,7 +51,8 @@ def text_files(path: Path) -> list[Path]:
             raise ValueError(f"{path} is a folder without any .txt file")
         return files
     if not os.path.isfile(path):
-        raise ValueError(f"{path} {'is neither a file nor a folder' if os.path.exists(path) else 'does not exist'}")
+        why = "is neither a file nor a folder" if os.path.exists(path) else "does not exist"
+        raise ValueError(f"{path} {why}; name a text by --data")
     return [path]
 
 

@@ -80,24 +80,27 @@ def library() -> ctypes.CDLL | None:
     compiler = os.environ.get("CC", "cc").split()
     flags = ["-O3", "-march=native", "-ffast-math", "-fPIC", f"-DCOLUMNS={COLUMNS}", f"-DTEXTS={TEXTS}"]
 
+    def digest(content: bytes) -> str:
+        return hashlib.sha256(content).hexdigest()[:16]
+
     def run(*argv: str) -> bytes:
         return subprocess.run([*compiler, *argv], capture_output=True, check=True, stdin=subprocess.DEVNULL).stdout
 
     try:
         facts = run(*flags, "-dM", "-E", "-x", "c", os.devnull)  # which processor, which compiler
-        key = hashlib.sha256(SOURCE.read_bytes() + Path(__file__).read_bytes() + facts).hexdigest()[:16]
-        kept = SOURCE.parent / "__pycache__" / f"native-{key}.so"
-        with contextlib.suppress(OSError):  # not there yet, or damaged
-            return ctypes.CDLL(str(kept))
+        key = digest(SOURCE.read_bytes() + Path(__file__).read_bytes() + facts)
+        for kept in SOURCE.parent.glob(f"__pycache__/native-{key}-*.so"):
+            if kept.stem.endswith(digest(kept.read_bytes())):  # a damaged one would end the process
+                return ctypes.CDLL(str(kept))
         with tempfile.TemporaryDirectory() as folder:
             # In two steps: a linker told of -ffast-math would have tiny numbers flushed to zero in all of the process.
             run(*flags, "-c", str(SOURCE), "-o", f"{folder}/native.o")
             run("-shared", f"{folder}/native.o", "-lm", "-o", f"{folder}/native.so")
-            compiled = ctypes.CDLL(f"{folder}/native.so")
+            made = Path(folder, "native.so")
             with contextlib.suppress(OSError):  # where it cannot be kept, it is compiled each time
-                partial = kept.with_suffix(f".{Path(folder).name}")
-                shutil.copy(f"{folder}/native.so", partial)
+                kept = SOURCE.parent / f"__pycache__/native-{key}-{digest(made.read_bytes())}.so"
+                shutil.copy(made, partial := kept.with_suffix(f".{Path(folder).name}"))
                 partial.replace(kept)
-            return compiled
+            return ctypes.CDLL(str(made))
     except (OSError, subprocess.CalledProcessError):
         return None

@@ -140,9 +140,10 @@ class Watch:
 
     def require_finite(self, name: str, value: float, step: int) -> None:
         """Raise FloatingPointError, with what to try, if `value` is not finite."""
+        rate = learning_rate(min(step, self.plan.max_iters - 1), self.plan)
         if not math.isfinite(value):
             raise FloatingPointError(
-                f"the {name} became {value} at step {step}, at learning rate {learning_rate(step, self.plan):g} in "
+                f"the {name} became {value} at step {step}, at learning rate {rate:g} in "
                 f"{str(self.dtype).removeprefix('torch.')}; what was saved before is whole; try a smaller "
                 "--learning_rate, a longer --warmup_iters or --dtype float32"
             )

@@ -86,13 +86,17 @@ class Record(contextlib.ExitStack):
         self.bar = self.enter_context(bar)  # however the run ends, so do the bar and the curves
         if run_dir is not None:
             for name in ("last.pt", "best.pt", "config.toml", "summary.json"):
-                (run_dir / f"{name}.tmp").unlink(missing_ok=True)  # left by a kill
+                with contextlib.suppress(OSError):
+                    (run_dir / f"{name}.tmp").unlink()  # left by a kill
             checkpoint.write_whole(run_dir / "config.toml", config_toml.encode())
             threading.excepthook = quiet_about_files
             for split in ("train", "val"):
-                # TensorBoard reads a folder's files in the order of their names, which begin with the second.
-                while list((run_dir / split).glob(f"*.{int(time.time())}.*")):
-                    time.sleep(0.05)
+                # TensorBoard reads a folder's files in the order of their names, in which the second comes first:
+                # resumed within it, or after the clock was set back, a run must not come before what it goes on from.
+                older = sorted((run_dir / split).glob("events.*"))
+                if older and older[-1].name >= f"events.out.tfevents.{int(time.time()):010}":
+                    for i, path in enumerate(older):
+                        path.rename(path.with_name(f"events.out.tfevents.{i:010}.{path.name.split('.', 4)[4]}"))
                 # What a killed run plotted past its last checkpoint is dropped: it will be plotted again.
                 self.curves[split] = self.enter_context(SummaryWriter(str(run_dir / split), purge_step=state.step))
             self.curves["train"].add_text("config", indent(config_toml, "    ", lambda _: True), state.step)
@@ -132,7 +136,9 @@ class Record(contextlib.ExitStack):
             for events in self.run_dir.glob("*/events.*"):
                 with open(events, "r+b") as file:
                     os.fsync(file.fileno())  # a power cut, too
-            checkpoint.save(state, *(self.run_dir / name for name in names))
+            # last.pt vouches for best.pt, which so comes first; but a first best.pt alone would be no run to resume.
+            in_order = sorted(names, reverse=not (self.run_dir / "best.pt").exists())
+            checkpoint.save(state, *(self.run_dir / name for name in in_order))
 
     def outcome(self, summary: dict[str, Any], finished: bool) -> None:
         """Write summary.json, say what came of the run, and print the commands to go on from there."""

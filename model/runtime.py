@@ -110,8 +110,11 @@ class Runtime(AbstractContextManager):
     """
 
     def __init__(self, system: SystemConfig) -> None:
-        self.world = int(os.environ.get("WORLD_SIZE", "1"))
-        self.rank = int(os.environ["RANK"]) if self.world > 1 else 0
+        try:
+            self.world = int(os.environ.get("WORLD_SIZE", "1"))
+            self.rank = int(os.environ["RANK"]) if self.world > 1 else 0
+        except (KeyError, ValueError):
+            raise ValueError("WORLD_SIZE and RANK are not as torchrun sets them; start by it, or unset both") from None
         self.device = choose_device(system.device)
         self.dtype = choose_dtype(system.dtype, self.device)
         self.compile_mode = system.compile
@@ -166,7 +169,7 @@ class Runtime(AbstractContextManager):
         """Give every process the mean of all processes' tensors."""
         if self.world > 1:
             for tensor in tensors:
-                dist.all_reduce(tensor)
+                self._add_up(tensor)
                 tensor.div_(self.world)
 
     def compile(self, function: Callable[..., Tensor], *example: Tensor) -> Callable[..., Tensor]:
@@ -193,5 +196,11 @@ class Runtime(AbstractContextManager):
         if self.world == 1:
             return value
         total = torch.tensor(value, dtype=torch.float64, device=self.device)
-        dist.all_reduce(total)
+        self._add_up(total)
         return total.item()
+
+    def _add_up(self, tensor: Tensor) -> None:
+        try:
+            dist.all_reduce(tensor)
+        except RuntimeError:
+            raise OSError("another process of this run has ended; what it said last says why") from None

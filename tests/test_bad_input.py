@@ -1,6 +1,7 @@
 """Every input that a person can get wrong: one clear line, status 2, nothing left behind."""
 
 import io
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -116,6 +117,21 @@ def test_a_path_that_cannot_be_is_refused(elsewhere, capsys, name):
     assert name in refused(capsys, sample.main, [name])
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a folder's name is Unicode")
+def test_a_text_whose_path_is_no_unicode_is_named(elsewhere, capsys, monkeypatch):
+    os.mkdir(b"bad\xff")
+    monkeypatch.chdir(os.fsdecode(b"bad\xff"))
+    files(elsewhere)
+    assert "data is" in refused(capsys, train.main, ["--data", "good.txt", *TINY])
+
+
+@pytest.mark.parametrize("world", [{"WORLD_SIZE": "2"}, {"WORLD_SIZE": "x"}, {"WORLD_SIZE": "2", "RANK": "first"}])
+def test_half_of_torchrun_s_settings_are_named(text_file, capsys, monkeypatch, world):
+    for name, value in world.items():
+        monkeypatch.setenv(name, value)
+    assert "torchrun" in refused(capsys, train.main, ["--data", str(text_file), *TINY])
+
+
 @pytest.fixture
 def run(tiny):
     assert tiny("--max_iters", "2", "--out_dir", "runs/it") == 0
@@ -188,7 +204,8 @@ def test_resuming_refuses_what_cannot_change_and_what_is_not_there(run, capsys):
         (["--device", "cuda:99"], ["cuda:99"]),
         (["--dtype", "float16", "--device", "cpu"], ["float16"]),
         (["--out", "missing/poem.txt"], ["missing/poem.txt"]),
-        (["--out", "runs/../runs/it/best.pt"], ["is the checkpoint itself"]),
+        (["--out", "runs/../runs/it/best.pt"], ["is a checkpoint's name"]),
+        (["--out", "poem.pt"], ["poem.pt is a checkpoint's name"]),
         (["--temprature", "1"], ["temperature"]),
         (["nowhere"], ["nowhere"]),
         (["runs"], ["runs/best.pt"]),

@@ -47,7 +47,7 @@ def kill_and_resume(run: Path, begin: list[str], kills: int, rng: random.Random)
     """
     killed = inside = 0
     while True:
-        saved, began = (run / "last.pt").exists() or (run / "best.pt").exists(), time.time()
+        saved, began = (run / "last.pt").exists(), time.time()
         with start("--resume", str(run)) if saved else start(*begin, "--out_dir", str(run)) as process:
             if killed < kills:
                 process.stdout.readline()  # imported, and about to begin
@@ -90,6 +90,43 @@ def test_killed_at_any_moment_and_resumed_it_is_the_same_run(text_file):
     assert_same_run(Path("whole"), Path("killed"))
     for name in ("whole", "killed"):
         assert_whole(Path(name))
+
+
+@pytest.mark.parametrize("write", range(8))
+def test_killed_between_its_writes_it_is_the_same_run(tiny, monkeypatch, write):
+    flags = ["--max_iters", "12", "--eval_interval", "4", "--log_interval", "1"]
+    assert tiny(*flags, "--out_dir", "whole") == 0
+    write_whole, count = checkpoint.write_whole, iter(range(10**6))
+
+    def killed_at(path, content):
+        if next(count) == write:
+            raise Killed
+        write_whole(path, content)
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(checkpoint, "write_whole", killed_at)
+        tiny(*flags, "--out_dir", "run")
+    resumed = Path("run/last.pt").exists()
+    assert (train.main(["--resume", "run"]) if resumed else tiny(*flags, "--out_dir", "run")) == 0
+    assert_same_run(Path("whole"), Path("run"))
+    assert_whole(Path("run"))
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 3600])
+def test_resumed_on_a_clock_that_is_behind_it_shows_each_step_once(tiny, monkeypatch, ahead):
+    for _ in range(2):
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            at_step(patch, 9, kill)
+            if Path("run").exists():
+                train.main(["--resume", "run"])
+            else:
+                tiny("--max_iters", "30", "--eval_interval", "4", "--log_interval", "1", "--out_dir", "run")
+        for path in list(Path("run").glob("*/events.*")):
+            *first, second, rest = path.name.split(".", 4)
+            path.rename(path.with_name(".".join([*first, f"{int(second) + ahead:010}", rest])))
+    assert train.main(["--resume", "run"]) == 0
+    assert [step for step, _ in curve(Path("run"), "train")] == list(range(30))
+    assert_whole(Path("run"))
 
 
 def test_what_a_kill_leaves_behind_is_removed(tiny, text_file, monkeypatch):
@@ -247,6 +284,25 @@ def test_divergence_is_named_at_its_very_step(tiny, monkeypatch, capsys, what, l
     assert "at step 7, at learning rate 0.00" in error
     assert "in float32;" in error
     assert not Path("run/last.pt").exists()
+
+
+def test_a_validation_loss_that_is_no_number_is_named_with_the_last_rate(tiny, monkeypatch, capsys):
+    monkeypatch.setattr(train, "evaluate", lambda *args: float("nan"))
+    assert tiny("--max_iters", "4", "--out_dir", "run", "--warmup_iters", "0", "--learning_rate", "0.004") == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert "the validation loss became nan at step 4, at learning rate 0.001" in error
+    assert not Path("run/last.pt").exists()
+
+
+def test_one_of_several_processes_that_fails_ends_the_others_with_a_line(text_file):
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    Path("run").mkdir()
+    with hold(Path("run")):
+        command = [*torchrun, str(ROOT / "train.py"), "--data", str(text_file), *TINY, "--out_dir", "run"]
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+    assert "error: run is in training by another process; wait for it" in done.stderr
+    assert "error: another process of this run has ended" in done.stderr
+    assert "]: Traceback" not in done.stderr
 
 
 def test_float16_may_skip_nineteen_steps_in_a_row_but_not_twenty():

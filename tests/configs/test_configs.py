@@ -133,6 +133,7 @@ def test_what_is_wrong_is_named(argv, said):
         ("n_layer 3", "TOML"),
         ("x = " + "[" * 5000, "TOML"),
         (f"learning_rate = {10**400}", "[0, inf)"),
+        (f"seed = {2**63}", "[0, inf)"),
     ],
 )
 def test_what_is_wrong_in_a_preset_is_named(tmp_path, toml, said):
@@ -169,3 +170,7 @@ def test_help_lists_every_key_with_its_default(capsys):
 
 def test_a_relative_path_is_resumed_from_anywhere(elsewhere):
     assert read_command(["--data", "text.txt"]).config.data.data == str(elsewhere / "text.txt")
+
+
+def test_a_rate_is_any_finite_number():
+    assert build(TrainConfig, {"learning_rate": 1e300}).optim.learning_rate == 1e300

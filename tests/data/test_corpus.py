@@ -204,11 +204,21 @@ def test_a_full_disk_is_named_and_nothing_of_the_text_is_left(text_file, monkeyp
     assert not list(corpus.PREPARED.iterdir())
 
 
-@pytest.mark.parametrize("damage", [b"", b"short", None])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: b"",
+        lambda content: b"short",
+        lambda content: content[:-500],
+        lambda content: content[:-32],
+        lambda content: content[:400] + bytes([content[400] ^ 1]) + content[401:],
+    ],
+    ids=["empty", "short", "cut", "without a digest", "a bit"],
+)
 def test_a_preparation_that_is_damaged_is_made_anew(text_file, damage):
     whole(opened(text_file))
     (prepared,) = corpus.PREPARED.iterdir()
-    prepared.write_bytes(prepared.read_bytes()[:-500] if damage is None else damage)
+    prepared.write_bytes(damage(prepared.read_bytes()))
     assert whole(opened(text_file)) == text_file.read_text()
 
 
