@@ -18,10 +18,10 @@ from data.text import read_text
 from data.tokenizer import CharTokenizer
 from model import checkpoint
 from model.checkpoint import Checkpoint
-from model.ending import exit_status, memory_for, say, shown, silence
+from model.ending import exit_status, keep_within_memory, memory_for, say, shown, silence
 from model.generate import SamplingConfig, first_character, stream, surprise
 from model.gpt import GPT
-from model.runtime import DeviceConfig, autocast, choose_device, choose_dtype, keep_within_memory
+from model.runtime import DeviceConfig, autocast, choose_device, choose_dtype
 
 USAGE = "python sample.py [RUN_DIR | CHECKPOINT.pt] [--key value ...]  without either, the newest run under runs/"
 SEPARATOR = "\n" + "-" * 20 + "\n"
@@ -130,7 +130,8 @@ def sample(argv: list[str]) -> int:
     named, given = read_flags(argv, SampleConfig, USAGE)
     config = build(SampleConfig, given)
     device = choose_device(config.system.device)
-    keep_within_memory(device)
+    if device.type == "cpu":
+        keep_within_memory()
     dtype = choose_dtype("float32" if config.system.dtype == "auto" else config.system.dtype, device)
     path = checkpoint.find(named, config.text.which)
     saved = checkpoint.load(path)

@@ -56,6 +56,16 @@ def silence(stream: TextIO) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
+def keep_within_memory() -> None:
+    """Let memory run out in an error that can be told: Linux kills whoever uses more than there is."""
+    if sys.platform == "linux":
+        import resource  # noqa: PLC0415  (of Unix alone)
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        resource.setrlimit(resource.RLIMIT_DATA, (most if soft == resource.RLIM_INFINITY else min(most, soft), hard))
+
+
 @contextlib.contextmanager
 def memory_for(what: str) -> Iterator[None]:
     """Have every way of running out of memory end as a MemoryError that says what it was for, and the mend."""

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from model.ending import say
+from model.ending import keep_within_memory, say
 
 
 @dataclass(frozen=True)
@@ -93,16 +93,6 @@ def keep_freed_memory() -> None:
         libc.mallopt(-1, 1 << 30)  # M_TRIM_THRESHOLD
 
 
-def keep_within_memory(device: torch.device) -> None:
-    """Let a CPU's memory run out in an error that can be told: Linux kills whoever uses more than there is."""
-    if sys.platform == "linux" and device.type == "cpu":
-        import resource  # noqa: PLC0415  (of Unix alone)
-
-        soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        resource.setrlimit(resource.RLIMIT_DATA, (most if soft == resource.RLIM_INFINITY else min(most, soft), hard))
-
-
 class Runtime(AbstractContextManager):
     """One process's view of the machine: its device and number format, and its place among the processes.
 
@@ -118,8 +108,8 @@ class Runtime(AbstractContextManager):
         self.device = choose_device(system.device)
         self.dtype = choose_dtype(system.dtype, self.device)
         self.compile_mode = system.compile
-        keep_within_memory(self.device)
         if self.device.type == "cpu":
+            keep_within_memory()
             keep_freed_memory()
         # Atomic adds in the embedding's backward would make each run its own; so one seed, one result.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

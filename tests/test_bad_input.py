@@ -59,7 +59,7 @@ LATE = len(LINES)
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        (["--data", "missing.txt"], ["missing.txt does not exist"]),
+        (["--data", "missing.txt"], ["missing.txt does not exist; name a text by --data"]),
         (["--data", "empty.txt"], ["empty.txt is empty"]),
         (["--data", "mark.txt"], ["mark.txt is empty"]),
         (["--data", "single.txt"], ["single.txt has 0", "1 to validate", "--block_size"]),
@@ -217,6 +217,11 @@ def test_sampling_refuses(run, capsys, elsewhere, argv, said):
     line = refused(capsys, sample.main, argv)
     for words in said:
         assert words in line
+
+
+def test_a_checkpoint_of_whatever_name_is_not_written_over(run, capsys):
+    shutil.copy(run / "best.pt", "model.bin")
+    assert "is a checkpoint's name" in refused(capsys, sample.main, ["model.bin", "--out", "./model.bin"])
 
 
 def test_sampling_refuses_where_nothing_was_trained(capsys):

@@ -265,6 +265,12 @@ def test_a_reader_that_has_had_enough_ends_it_quietly(run):
     assert done.stderr.count(b"\n") == 1  # the line that names the checkpoint
 
 
+def test_help_is_quiet_too():
+    command = f"{sys.executable} {ROOT / 'sample.py'} --help | true"
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
 def test_a_full_disk_is_named_with_the_mend(run, capsys):
     assert sample.main(["--out", "/dev/full"]) == 1

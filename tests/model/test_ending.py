@@ -3,12 +3,13 @@
 import io
 import os
 import signal
+import sys
 import unicodedata
 
 import pytest
 import torch
 
-from model.ending import exit_status, memory_for, remembered_signals, say, shown
+from model.ending import exit_status, keep_within_memory, memory_for, remembered_signals, say, shown
 
 
 def test_the_first_signal_is_remembered_the_second_obeyed():
@@ -75,6 +76,21 @@ def test_a_bug_keeps_its_traceback():
 
     with pytest.raises(RuntimeError, match="a bug"):
         exit_status(fail)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a limit of Linux")
+def test_there_is_no_more_memory_than_the_machine_s_or_a_limit_set_before():
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        for limit in (before[1], most // 2):
+            resource.setrlimit(resource.RLIMIT_DATA, (limit, before[1]))
+            keep_within_memory()
+            then = most if limit == resource.RLIM_INFINITY else min(most, limit)
+            assert resource.getrlimit(resource.RLIMIT_DATA) == (then, before[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
 
 
 class Terminal(io.StringIO):

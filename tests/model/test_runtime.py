@@ -1,6 +1,5 @@
 """The laws of the runtime, those of a GPU by pretending to have one."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from model.runtime import Runtime, SystemConfig, autocast, choose_device, choose_dtype, keep_within_memory
+from model.runtime import Runtime, SystemConfig, autocast, choose_device, choose_dtype
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -122,21 +121,3 @@ def test_memory_once_fetched_is_kept():
         done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True, timeout=60)
         faults.append(int(done.stdout))
     assert faults[1] < faults[0] / 4
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="a limit of Linux")
-def test_a_cpu_has_no_more_memory_than_the_machine_or_a_limit_set_before():
-    resource = pytest.importorskip("resource")
-    before = resource.getrlimit(resource.RLIMIT_DATA)
-    most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    try:
-        for limit, device, then in (
-            (before[1], "cuda", before[1]),
-            (before[1], "cpu", most if before[1] == resource.RLIM_INFINITY else min(most, before[1])),
-            (most // 2, "cpu", most // 2),
-        ):
-            resource.setrlimit(resource.RLIMIT_DATA, (limit, before[1]))
-            keep_within_memory(torch.device(device))
-            assert resource.getrlimit(resource.RLIMIT_DATA) == (then, before[1])
-    finally:
-        resource.setrlimit(resource.RLIMIT_DATA, before)
