@@ -146,7 +146,7 @@ def _checked(name: str, key: Key, value: Any) -> Any:
             raise ValueError(f"{name} is {shown}; it must be a {'whole ' if key.kind is int else ''}number")
         low, high = (float(bound) for bound in key.interval[1:-1].split(","))
         above = value >= low if key.interval[0] == "[" else value > low
-        high = min(high, 2**63 if key.kind is int else 2**1023)  # where TOML's integers end, and soon any float
+        high = min(high, 2**63 if key.kind is int else 2**100)  # where TOML's integers end, and products of floats
         below = value <= high if key.interval[-1] == "]" else value < high
         if not (above and below):
             raise ValueError(f"{name} is {shown}; it must lie in {key.interval}")

@@ -172,5 +172,5 @@ def test_a_relative_path_is_resumed_from_anywhere(elsewhere):
     assert read_command(["--data", "text.txt"]).config.data.data == str(elsewhere / "text.txt")
 
 
-def test_a_rate_is_any_finite_number():
-    assert build(TrainConfig, {"learning_rate": 1e300}).optim.learning_rate == 1e300
+def test_a_rate_may_be_so_high_that_it_diverges():
+    assert build(TrainConfig, {"learning_rate": 1e30}).optim.learning_rate == 1e30
