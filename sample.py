@@ -117,7 +117,7 @@ def open_out(out: str | None, encoding: str, source: Path) -> contextlib.Abstrac
     """Where the text goes: a file, or standard output."""
     if out is None:
         return contextlib.nullcontext(sys.stdout)
-    if Path(out).resolve() == source.resolve() or Path(out).suffix == ".pt":
+    if Path(out).resolve() == source.resolve() or Path(out).suffix.lower() == ".pt":
         raise ValueError(f"out {out} is a checkpoint's name; name another")
     try:
         return open(out, "w", encoding=encoding, newline="")

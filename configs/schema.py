@@ -149,7 +149,8 @@ def _checked(name: str, key: Key, value: Any) -> Any:
         high = min(high, 2**63 if key.kind is int else 2**100)  # where TOML's integers end, and products of floats
         below = value <= high if key.interval[-1] == "]" else value < high
         if not (above and below):
-            raise ValueError(f"{name} is {shown}; it must lie in {key.interval}")
+            end = "" if below or high < 2**63 else f", below {high:.3g}"
+            raise ValueError(f"{name} is {shown}; it must lie in {key.interval}{end}")
         value = key.kind(value)
     elif not isinstance(value, str):
         raise ValueError(f"{name} is {shown}; it must be text")

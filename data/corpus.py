@@ -113,10 +113,13 @@ def open_corpus(config: DataConfig, block_size: int, vocab: str | None = None) -
     sha256 = fingerprint(files, config.encoding)
     prepared = PREPARED / f"{sha256}.npy"
     try:
-        ids_N, own_vocab = _load(prepared)
-    except (OSError, ValueError):  # not there yet, or damaged
+        loaded = _load(prepared)
+    except (OSError, ValueError):
+        loaded = None  # not there yet, or damaged
+    if loaded is None:
         _prepare(files, config.encoding, prepared)
-        ids_N, own_vocab = _load(prepared)
+        loaded = _load(prepared)
+    ids_N, own_vocab = loaded
     tokenizer = CharTokenizer(vocab or own_vocab)
 
     n_train = int(len(ids_N) * (1 - config.val_fraction))
@@ -142,7 +145,7 @@ def _load(path: Path) -> tuple[np.ndarray, str]:
 
 
 def _prepare(files: list[Path], encoding: str, path: Path) -> None:
-    """Write the ids as a .npy file, the vocabulary and a digest behind them: a pass over the text for each."""
+    """Write the ids as a .npy file, the vocabulary and a digest behind them, in two passes over the text."""
     seen, length = np.zeros(0x110000, bool), 0
     for text in decoded(files, encoding):
         seen[code_points(text)] = True
@@ -156,7 +159,7 @@ def _prepare(files: list[Path], encoding: str, path: Path) -> None:
     with written_whole(path) as file:  # a file that grows: a map of one would crash on a full disk
         np.lib.format.write_array_header_1_0(file, header)
         for text in decoded(files, encoding):
-            file.write(tokenizer.encode(text).tobytes())
+            file.write(tokenizer.encode(text, f"{files[0]}, changed while it was being read,").tobytes())
         file.write(vocab.encode())
         file.seek(0)
         file.write(hashlib.file_digest(file, "sha256").digest())

@@ -25,7 +25,7 @@ def written_whole(path: Path) -> Iterator[BinaryIO]:
     partial = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        for other in path.parent.glob("*.tmp"):
+        for other in path.parent.glob(f"*{path.suffix}.*.tmp"):
             with contextlib.suppress(OSError):
                 if time.time() - other.stat().st_mtime > 3600:  # left by a kill
                     other.unlink()

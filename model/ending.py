@@ -6,7 +6,10 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TextIO
+
+CONTAINER = Path("/sys/fs/cgroup/memory.max")
 
 # A lone carriage return would write over what stands there: it goes, as the terminal's newline has its own.
 PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"} | dict.fromkeys(range(127, 160), "�")
@@ -63,6 +66,8 @@ def keep_within_memory() -> None:
 
         soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
         most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        with contextlib.suppress(OSError, ValueError):  # a container's own, if it has one
+            most = min(most, int(CONTAINER.read_text()))
         resource.setrlimit(resource.RLIMIT_DATA, (most if soft == resource.RLIM_INFINITY else min(most, soft), hard))
 
 

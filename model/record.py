@@ -93,10 +93,10 @@ class Record(contextlib.ExitStack):
             for split in ("train", "val"):
                 # TensorBoard reads a folder's files in the order of their names, in which the second comes first:
                 # resumed within it, or after the clock was set back, a run must not come before what it goes on from.
-                older = sorted((run_dir / split).glob("events.*"))
+                older = sorted((run_dir / split).glob("events.out.tfevents.*"))
                 if older and older[-1].name >= f"events.out.tfevents.{int(time.time()):010}":
                     for i, path in enumerate(older):
-                        path.rename(path.with_name(f"events.out.tfevents.{i:010}.{path.name.split('.', 4)[4]}"))
+                        path.rename(path.with_name(f"events.out.tfevents.{i:010}.{path.name.split('.')[-1]}"))
                 # What a killed run plotted past its last checkpoint is dropped: it will be plotted again.
                 self.curves[split] = self.enter_context(SummaryWriter(str(run_dir / split), purge_step=state.step))
             self.curves["train"].add_text("config", indent(config_toml, "    ", lambda _: True), state.step)
@@ -131,11 +131,11 @@ class Record(contextlib.ExitStack):
     def save(self, state: Checkpoint, *names: str) -> None:
         """Write the checkpoint under each name, the curves up to it first: a kill then loses nothing."""
         if self.run_dir is not None:
-            for curve in self.curves.values():
+            for split, curve in self.curves.items():
                 curve.flush()
-            for events in self.run_dir.glob("*/events.*"):
-                with open(events, "r+b") as file:
-                    os.fsync(file.fileno())  # a power cut, too
+                for events in (self.run_dir / split).glob("events.out.tfevents.*"):
+                    with open(events, "r+b") as file:
+                        os.fsync(file.fileno())  # a power cut, too
             # last.pt vouches for best.pt, which so comes first; but a first best.pt alone would be no run to resume.
             in_order = sorted(names, reverse=not (self.run_dir / "best.pt").exists())
             checkpoint.save(state, *(self.run_dir / name for name in in_order))

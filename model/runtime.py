@@ -102,7 +102,9 @@ class Runtime(AbstractContextManager):
     def __init__(self, system: SystemConfig) -> None:
         try:
             self.world = int(os.environ.get("WORLD_SIZE", "1"))
-            self.rank = int(os.environ["RANK"]) if self.world > 1 else 0
+            self.rank = int(os.environ["RANK"]) if self.world != 1 else 0
+            if not 0 <= self.rank < self.world:
+                raise ValueError("RANK")
         except (KeyError, ValueError):
             raise ValueError("WORLD_SIZE and RANK are not as torchrun sets them; start by it, or unset both") from None
         self.device = choose_device(system.device)
@@ -192,5 +194,7 @@ class Runtime(AbstractContextManager):
     def _add_up(self, tensor: Tensor) -> None:
         try:
             dist.all_reduce(tensor)
-        except RuntimeError:
+        except RuntimeError as error:
+            if "onnection" not in str(error):
+                raise
             raise OSError("another process of this run has ended; what it said last says why") from None

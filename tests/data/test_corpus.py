@@ -225,9 +225,9 @@ def test_a_preparation_that_is_damaged_is_made_anew(text_file, damage):
 def test_a_text_that_changes_while_it_is_read_is_refused(text_file, monkeypatch):
     encode = corpus.CharTokenizer.encode
 
-    def meanwhile(self, text):
+    def meanwhile(self, text, name="the text"):
         text_file.write_text(LINES[::-1])
-        return encode(self, text)
+        return encode(self, text, name)
 
     monkeypatch.setattr(corpus.CharTokenizer, "encode", meanwhile)
     with pytest.raises(ValueError, match="changed"):

@@ -1,6 +1,7 @@
 """The laws of ending: one signal is remembered, one line says what went wrong."""
 
 import io
+import itertools
 import os
 import signal
 import sys
@@ -9,6 +10,7 @@ import unicodedata
 import pytest
 import torch
 
+from model import ending
 from model.ending import exit_status, keep_within_memory, memory_for, remembered_signals, say, shown
 
 
@@ -79,16 +81,22 @@ def test_a_bug_keeps_its_traceback():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a limit of Linux")
-def test_there_is_no_more_memory_than_the_machine_s_or_a_limit_set_before():
+def test_there_is_no_more_memory_than_the_machine_s_or_a_limit_set_before(monkeypatch, tmp_path):
     resource = pytest.importorskip("resource")
     before = resource.getrlimit(resource.RLIMIT_DATA)
     most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:
-        for limit in (before[1], most // 2):
+        for limit, container in itertools.product((before[1], most // 2), ("max", str(most // 3))):
             resource.setrlimit(resource.RLIMIT_DATA, (limit, before[1]))
+            monkeypatch.setattr(ending, "CONTAINER", tmp_path / "memory.max")
+            ending.CONTAINER.write_text(container)
             keep_within_memory()
-            then = most if limit == resource.RLIM_INFINITY else min(most, limit)
-            assert resource.getrlimit(resource.RLIMIT_DATA) == (then, before[1])
+            limits = [
+                most,
+                *([limit] if limit != resource.RLIM_INFINITY else []),
+                *([most // 3] if container != "max" else []),
+            ]
+            assert resource.getrlimit(resource.RLIMIT_DATA) == (min(limits), before[1])
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, before)
 

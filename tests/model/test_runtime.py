@@ -121,3 +121,17 @@ def test_memory_once_fetched_is_kept():
         done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True, timeout=60)
         faults.append(int(done.stdout))
     assert faults[1] < faults[0] / 4
+
+
+def test_a_process_whose_others_are_gone_says_so(monkeypatch):
+    here = Runtime(SystemConfig(device="cpu"))
+    here.world = 2
+    for words, error in (("Connection closed by peer", OSError), ("a bug", RuntimeError)):
+
+        def fail(tensor, words=words):
+            raise RuntimeError(words)
+
+        monkeypatch.setattr(torch.distributed, "all_reduce", fail)
+        for reduce in (lambda: here.sum(1.0), lambda: here.average(torch.ones(2))):
+            with pytest.raises(error, match="another process of this run" if error is OSError else words):
+                reduce()
