@@ -205,7 +205,7 @@ def test_resuming_refuses_what_cannot_change_and_what_is_not_there(run, capsys):
         (["--dtype", "float16", "--device", "cpu"], ["float16"]),
         (["--out", "missing/poem.txt"], ["missing/poem.txt"]),
         (["--out", "runs/../runs/it/best.pt"], ["is a checkpoint's name"]),
-        (["--out", "poem.pt"], ["poem.pt is a checkpoint's name"]),
+        (["--out", "poem.PT"], ["poem.PT is a checkpoint's name"]),
         (["--temprature", "1"], ["temperature"]),
         (["nowhere"], ["nowhere"]),
         (["runs"], ["runs/best.pt"]),

@@ -143,7 +143,7 @@ def test_what_a_kill_leaves_behind_is_removed(tiny, text_file, monkeypatch):
     assert tiny("--max_iters", "4", "--out_dir", "run") == 0
     leftover, prepared = Path("run/best.pt.tmp"), Path("prepared")
     leftover.write_bytes(b"half a checkpoint")
-    for name, age in (("old.npy.123.tmp", 7200), ("young.npy.124.tmp", 0), ("old.npy", 7200)):
+    for name, age in (("old.npy.123.tmp", 7200), ("young.npy.124.tmp", 0), ("old.npy", 7200), ("my.tmp", 7200)):
         (prepared / name).write_bytes(b"half a text")
         os.utime(prepared / name, (time.time() - age,) * 2)
     with monkeypatch.context() as patch:
@@ -153,7 +153,7 @@ def test_what_a_kill_leaves_behind_is_removed(tiny, text_file, monkeypatch):
     text_file.write_text(LINES + "more")
     assert tiny("--max_iters", "1") == 0
     names = {path.name for path in prepared.iterdir()}
-    assert {"young.npy.124.tmp", "old.npy"} <= names
+    assert {"young.npy.124.tmp", "old.npy", "my.tmp"} <= names
     assert "old.npy.123.tmp" not in names
 
 

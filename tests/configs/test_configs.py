@@ -133,7 +133,8 @@ def test_what_is_wrong_is_named(argv, said):
         ("n_layer 3", "TOML"),
         ("x = " + "[" * 5000, "TOML"),
         (f"learning_rate = {10**400}", "[0, inf)"),
-        (f"seed = {2**63}", "[0, inf)"),
+        (f"seed = {2**63}", "[0, inf), below 9.22e+18"),
+        ("learning_rate = 1e40", "[0, inf), below 1.27e+30"),
     ],
 )
 def test_what_is_wrong_in_a_preset_is_named(tmp_path, toml, said):

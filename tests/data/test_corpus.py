@@ -222,11 +222,13 @@ def test_a_preparation_that_is_damaged_is_made_anew(text_file, damage):
     assert whole(opened(text_file)) == text_file.read_text()
 
 
-def test_a_text_that_changes_while_it_is_read_is_refused(text_file, monkeypatch):
+@pytest.mark.parametrize("then", [LINES[::-1], LINES + "é"], ids=["known", "unknown"])
+def test_a_text_that_changes_while_it_is_read_is_refused(text_file, monkeypatch, then):
+    monkeypatch.setattr("data.text.CHUNK", 1000)
     encode = corpus.CharTokenizer.encode
 
     def meanwhile(self, text, name="the text"):
-        text_file.write_text(LINES[::-1])
+        text_file.write_text(then)
         return encode(self, text, name)
 
     monkeypatch.setattr(corpus.CharTokenizer, "encode", meanwhile)
