@@ -73,7 +73,7 @@ def to_toml(config: Any) -> str:
 def read_toml(path: Path | str) -> dict[str, Any]:
     """A preset's keys and values. Raises ValueError if it cannot be read or is not TOML."""
     if os.path.exists(path) and not os.path.isfile(path):
-        raise ValueError(f"{path} is no file, so no preset; to go on with a run: --resume {path}")
+        raise ValueError(f"{path} is no file, so no preset; a run goes on by --resume")
     try:
         return tomllib.loads(Path(path).read_text("utf-8-sig"))
     except OSError as error:
