@@ -133,7 +133,7 @@ class Record(contextlib.ExitStack):
         if self.run_dir is not None:
             for split, curve in self.curves.items():
                 curve.flush()
-                for events in (self.run_dir / split).glob("events.out.tfevents.*"):
+                for events in sorted((self.run_dir / split).glob("events.out.tfevents.*"))[-1:]:  # the one that grows
                     with open(events, "r+b") as file:
                         os.fsync(file.fileno())  # a power cut, too
             # last.pt vouches for best.pt, which so comes first; but a first best.pt alone would be no run to resume.
