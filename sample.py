@@ -1,57 +1,60 @@
-"""Write text from a trained model: python sample.py [RUN_DIR | CHECKPOINT.pt] [--key value ...]"""
+"""Write text with a trained model: python sample.py [RUN_DIR | CHECKPOINT.pt] [--key value ...]"""
 
 import contextlib
 import itertools
 import math
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Literal, TextIO
 
-import numpy as np
-import torch
-
-from configs import TrainConfig
-from configs.schema import build, read_flags
+from configs import TrainConfig, config_keys, make_config, make_parser, parse_flags
 from data.text import read_text
 from data.tokenizer import CharTokenizer
 from model import checkpoint
-from model.checkpoint import Checkpoint
-from model.ending import exit_status, keep_within_memory, memory_for, say, shown, silence
-from model.generate import SamplingConfig, first_character, stream, surprise
+from model.device import DeviceConfig, autocast, choose_device, choose_dtype
+from model.errors import (
+    RunError,
+    UserError,
+    escape_control_chars,
+    out_of_memory_hint,
+    print_line,
+    redirect_to_devnull,
+    report_errors,
+)
+from model.generate import SamplingConfig, start_character, stream, total_nll
 from model.gpt import GPT
-from model.runtime import DeviceConfig, autocast, choose_device, choose_dtype
 
-USAGE = "python sample.py [RUN_DIR | CHECKPOINT.pt] [--key value ...]  without either, the newest run under runs/"
+USAGE = "python sample.py [RUN_DIR | CHECKPOINT.pt] [--key value ...]"
 SEPARATOR = "\n" + "-" * 20 + "\n"
 
 
 @dataclass(frozen=True)
 class TextConfig:
-    """What to begin with, where to end, where it goes."""
+    """What to continue, where to stop, where to write."""
 
-    prompt: Annotated[str, "the text to continue; left out: a new line"] = ""
-    prompt_file: Annotated[str | None, "a file that holds it, encoded as the corpus; -: standard input, UTF-8"] = None
-    stop: Annotated[str, "end a text once it has written this"] = ""
-    out: Annotated[str | None, "a file to write to instead of standard output, in the corpus's encoding"] = None
-    which: Annotated[Literal["best", "last"], "of a run's two checkpoints"] = "best"
-    interactive: Annotated[bool, "continue one prompt after another; Ctrl-C ends a text, and then the session"] = False
-    score: Annotated[
-        str | None,
-        "a file: write its nats and bits per character; a little less than validation's, whose windows forget",
+    prompt: Annotated[str, "the text to continue; default: a newline"] = ""
+    prompt_file: Annotated[
+        str | None, "a file with the prompt, in the corpus's encoding; - is standard input, UTF-8"
     ] = None
+    stop: Annotated[str, "end a text after this"] = ""
+    out: Annotated[str | None, "write to this file, in the corpus's encoding"] = None
+    which: Annotated[Literal["best", "last"], "checkpoint of the run"] = "best"
+    interactive: Annotated[bool, "continue one prompt after another; Ctrl-C ends a text"] = False
+    score: Annotated[str | None, "print the loss of this file, per character, and exit"] = None
 
     def __post_init__(self) -> None:
-        only_one = ("prompt", "prompt_file", "interactive", "score")
-        given = [f.name for f in fields(self) if f.name in only_one and getattr(self, f.name) != f.default]
-        if len(given) > 1:
-            raise ValueError(f"{' and '.join(given)} are given; leave all but one out")
+        exclusive = ("prompt", "prompt_file", "interactive", "score")
+        given = [f.name for f in fields(self) if getattr(self, f.name) != f.default]
+        conflicting = [name for name in given if name in exclusive]
+        if len(conflicting) > 1:
+            raise UserError(f"{' and '.join(conflicting)} exclude each other. Give one of them.")
 
 
 @dataclass(frozen=True)
 class SampleConfig:
-    """All that sample.py can be told."""
+    """Everything that sample.py can be told."""
 
     text: TextConfig = field(default_factory=TextConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
@@ -59,124 +62,139 @@ class SampleConfig:
 
 
 def read_prompt(config: TextConfig, encoding: str) -> str:
-    """The text to continue, which may be empty."""
-    if config.prompt_file == "-":
-        if not hasattr(sys.stdin, "buffer"):  # a notebook's or a test's
-            return sys.stdin.read()
-        try:
-            return sys.stdin.buffer.read().decode("utf-8").removeprefix("\ufeff")
-        except UnicodeDecodeError as error:
-            raise ValueError(f"standard input is not utf-8: byte offset {error.start}") from None
-    return config.prompt if config.prompt_file is None else read_text(Path(config.prompt_file), encoding)
+    """The text to continue; it may be empty."""
+    if config.prompt_file is None:
+        return config.prompt
+    if config.prompt_file != "-":
+        return read_text(Path(config.prompt_file), encoding)
+    if not hasattr(sys.stdin, "buffer"):  # in a notebook
+        return sys.stdin.read()
+    try:
+        return sys.stdin.buffer.read().decode("utf-8").removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        raise UserError(f"standard input is not utf-8: byte offset {error.start}.") from None
 
 
-def texts(model: GPT, tokenizer: CharTokenizer, prompt: str, config: SampleConfig) -> Iterator[str]:
-    """All texts as one stream, the prompt before each."""
-    vocab, start = tokenizer.vocab, tokenizer.encode(prompt or first_character(tokenizer.vocab), "the prompt")
+def read_text_to_score(path: str, encoding: str) -> str:
+    """The text whose loss is asked for."""
+    text = read_text(Path(path), encoding)
+    if not text:
+        raise UserError(f"{path} is empty.")
+    return text
+
+
+def sample_texts(
+    model: GPT, tokenizer: CharTokenizer, prompt: str, config: SampleConfig
+) -> Iterator[str]:
+    """All texts in pieces, each text after the prompt, with separators between texts."""
+    start = tokenizer.encode(prompt or start_character(tokenizer.vocab), "the prompt").tolist()
     yield prompt
-    for i, piece in stream(model, vocab, start.tolist(), config.sampling, config.text.stop):
+    for i, piece in stream(model, tokenizer.vocab, start, config.sampling, config.text.stop):
         yield piece if i == 0 else SEPARATOR + prompt + piece
 
 
-def write(pieces: Iterable[str], to: TextIO) -> None:
-    """Each piece as soon as it is there."""
-    for piece in pieces:
-        to.write(shown(piece, to))
-        to.flush()
+def write(text: str, out: TextIO) -> None:
+    """Write a piece of text at once."""
+    out.write(escape_control_chars(text, out))
+    out.flush()
 
 
-def converse(model: GPT, tokenizer: CharTokenizer, config: SampleConfig, to: TextIO) -> None:
-    """A prompt from standard input, its continuation, and again, until the input ends."""
+def run_interactive(
+    model: GPT, tokenizer: CharTokenizer, config: SampleConfig, out: TextIO
+) -> None:
+    """Continue each line of standard input until it ends."""
     with contextlib.suppress(ImportError):
-        import readline  # noqa: F401, PLC0415  (arrow keys and earlier prompts where one is typed)
+        import readline  # noqa: F401, PLC0415  (arrow keys and history for input())
     if hasattr(sys.stdin, "reconfigure"):
         sys.stdin.reconfigure(encoding="utf-8", errors="replace")
-    mark = "> " if sys.stdin.isatty() and to.isatty() else ""
+    on_terminal = sys.stdin.isatty() and out.isatty()
     for turn in itertools.count():
         try:
-            prompt = input(mark)
+            prompt = input("> " if on_terminal else "")
             tokenizer.encode(prompt, "the prompt")
-        except ValueError as error:
-            say(f"error: {error}", sys.stderr)
+        except UserError as error:
+            print_line(f"error: {error}", sys.stderr)
             continue
         except EOFError:
-            return write("\n" if mark else "", to)
-        sampling = replace(config.sampling, seed=config.sampling.seed + turn)  # asked again, it answers anew
-        with contextlib.suppress(KeyboardInterrupt):  # enough of this one
-            write(texts(model, tokenizer, prompt, replace(config, sampling=sampling)), to)
-        write("\n", to)
+            if on_terminal:
+                write("\n", out)
+            return
+        # A new seed each turn: the same prompt gets another continuation.
+        sampling = replace(config.sampling, seed=config.sampling.seed + turn)
+        with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C ends this text
+            for piece in sample_texts(model, tokenizer, prompt, replace(config, sampling=sampling)):
+                write(piece, out)
+        write("\n", out)
 
 
-def score(model: GPT, vocab: str, ids_N: np.ndarray) -> str:
-    """A line with the model's mean surprise at the characters of a text."""
-    nats = surprise(model, vocab.index(first_character(vocab)), ids_N) / len(ids_N)
-    return f"{nats:.4f} nats, {nats / math.log(2):.4f} bits per character, over {len(ids_N):,} characters\n"
-
-
-def open_out(out: str | None, encoding: str, source: Path) -> contextlib.AbstractContextManager[TextIO]:
-    """Where the text goes: a file, or standard output."""
+def open_out(out: str | None, encoding: str, source: Path) -> contextlib.AbstractContextManager:
+    """The file to write to, or standard output."""
     if out is None:
         return contextlib.nullcontext(sys.stdout)
     if Path(out).resolve() == source.resolve() or Path(out).suffix.lower() == ".pt":
-        raise ValueError(f"out {out} is a checkpoint's name; name another")
+        raise UserError(f"out is {out}, the name of a checkpoint. Choose another.")
     try:
         return open(out, "w", encoding=encoding, newline="")
     except OSError as error:
-        raise ValueError(f"out {out} cannot be written: {error.strerror}") from None
+        raise UserError(f"out {out} cannot be written: {error.strerror}.") from None
 
 
-def sample(argv: list[str]) -> int:
-    """The command. Returns the exit status."""
-    named, given = read_flags(argv, SampleConfig, USAGE)
-    config = build(SampleConfig, given)
+@report_errors
+def main(argv: list[str]) -> int:
+    """The command line. Returns the exit status."""
+    parser = make_parser(SampleConfig, USAGE)
+    parser.add_argument(
+        "checkpoint", nargs="?", metavar="RUN_DIR", help="a run or checkpoint; default: the newest"
+    )
+    flags = parse_flags(parser, argv, config_keys(SampleConfig))
+    name = flags.pop("checkpoint", None)
+    config = make_config(SampleConfig, flags)
     device = choose_device(config.system.device)
-    if device.type == "cpu":
-        keep_within_memory()
-    dtype = choose_dtype("float32" if config.system.dtype == "auto" else config.system.dtype, device)
-    path = checkpoint.find(named, config.text.which)
+    dtype = choose_dtype(
+        "float32" if config.system.dtype == "auto" else config.system.dtype, device
+    )
+
+    # The checkpoint, and what is to be done with it
+    path = checkpoint.resolve(name, config.text.which)
     saved = checkpoint.load(path)
-    what = f"num_samples {config.sampling.num_samples} of {path}; halve it, or score less at a time"
-    with memory_for(what), autocast(device, dtype):
-        answer(config, saved, path, device)
-    return 0
-
-
-def answer(config: SampleConfig, saved: Checkpoint, path: Path, device: torch.device) -> None:
-    """What `config` asks of the model saved at `path`."""
-    trained = build(TrainConfig, saved.config)
+    train_config = make_config(TrainConfig, saved.config)
+    encoding = train_config.data.encoding
     tokenizer = CharTokenizer(saved.vocab)
-    prompt = read_prompt(config.text, trained.data.encoding)
+    prompt = read_prompt(config.text, encoding)
     tokenizer.encode(prompt, "the prompt")
-    tokenizer.encode(config.text.stop, "the stop")  # such a stop would never come
-    if (scored := config.text.score) is not None:
-        scored_N = tokenizer.encode(read_text(Path(scored), trained.data.encoding), scored)
-        if not len(scored_N):
-            raise ValueError(f"{scored} is empty")
-    model = GPT(trained.model, len(saved.vocab))
+    tokenizer.encode(config.text.stop, "stop")
+    score = config.text.score
+    if score is not None:
+        scored_ids = tokenizer.encode(read_text_to_score(score, encoding), score)
+
+    model = GPT(train_config.model, vocab_size=len(saved.vocab))
     checkpoint.restore(saved, model)
     model.to(device).eval()
 
-    out = open_out(config.text.out, trained.data.encoding, path)
-    say(f"{path}, step {saved.step}, on {device}", sys.stderr)
+    hint = "Use a smaller --num_samples or a shorter text."
+    out_file = open_out(config.text.out, encoding, path)
+    print_line(f"{path}, step {saved.step}, on {device}", sys.stderr)
     try:
-        with out as to:
-            if scored is not None:
-                write(score(model, saved.vocab, scored_N), to)
+        with out_file as out, autocast(device, dtype), out_of_memory_hint(hint):
+            if score is not None:
+                first_id = saved.vocab.index(start_character(saved.vocab))
+                nats = total_nll(model, first_id, scored_ids) / len(scored_ids)
+                bits = nats / math.log(2)
+                chars = f"{len(scored_ids):,} characters"
+                write(f"{nats:.4f} nats, {bits:.4f} bits per character, over {chars}\n", out)
             elif config.text.interactive:
-                converse(model, tokenizer, config, to)
+                run_interactive(model, tokenizer, config, out)
             else:
-                write(texts(model, tokenizer, prompt, config), to)
-                write("\n" if to.isatty() else "", to)
-    except BrokenPipeError:  # head, perhaps, has had enough
-        silence(sys.stdout)
+                for piece in sample_texts(model, tokenizer, prompt, config):
+                    write(piece, out)
+                if out.isatty():
+                    write("\n", out)
+    except BrokenPipeError:  # the reader, such as head, has closed
+        redirect_to_devnull(sys.stdout)
     except OSError as error:
-        where = config.text.out or "standard output"
-        raise OSError(f"{where} cannot be written: {error.strerror}; make room, or name another --out") from None
-
-
-def main(argv: list[str] | None = None) -> int:
-    """The command line as a function: returns the exit status."""
-    return exit_status(lambda: sample(sys.argv[1:] if argv is None else argv))
+        target = config.text.out or "standard output"
+        raise RunError(f"{target} cannot be written: {error.strerror}.") from None
+    return 0
 
 
 if __name__ == "__main__":

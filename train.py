@@ -2,191 +2,271 @@
 
 import time
 
-BEGAN = time.perf_counter()  # what a person waits for begins here, before the imports
+START_TIME = time.perf_counter()  # before the imports: `seconds` is what a person waits
 
 import math
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
-from functools import partial
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
 
-from configs import Command, read_command
-from configs.schema import flat, to_toml
+from configs import (
+    Command, TrainConfig, new_config, parse_train_command, resumed_config, to_dict, to_toml,
+)  # fmt: skip
 from data.corpus import Corpus, open_corpus
-from data.tokenizer import CharTokenizer
-from model import checkpoint, optim
+from model import checkpoint
 from model.checkpoint import Checkpoint
-from model.ending import exit_status, memory_for, remembered_signals, say
-from model.generate import SamplingConfig, first_character, generate
+from model.device import (
+    Processes, autocast, choose_device, choose_dtype, configure_torch, describe, dtype_name,
+    make_scaler, maybe_compile, seed_torch,
+)  # fmt: skip
+from model.errors import (
+    DivergenceCheck, UserError, catch_signals, out_of_memory_hint, print_line, report_errors,
+    require_finite,
+)  # fmt: skip
+from model.generate import SamplingConfig, start_character, stream
 from model.gpt import GPT
-from model.record import Record, hold, new_run_dir, require_free
-from model.runtime import Runtime, autocast
+from model.logger import RunLogger, check_out_dir, lock_run_dir, new_run_dir
+from model.optim import learning_rate, make_optimizers
 
 
-def loss_of(model: nn.Module, x_BT: Tensor, y_BT: Tensor) -> Tensor:
-    """The mean cross-entropy of the characters y_BT that follow x_BT, in nats per character."""
-    return F.cross_entropy(model(x_BT).flatten(0, 1).float(), y_BT.flatten())
+def cross_entropy(logits_BTV: Tensor, y_BT: Tensor) -> Tensor:
+    """Mean negative log-likelihood of the characters y_BT, in nats per character."""
+    return F.cross_entropy(logits_BTV.flatten(0, 1).float(), y_BT.flatten())
 
 
 @torch.inference_mode()
-def evaluate(model: GPT, corpus: Corpus, runtime: Runtime) -> float:
+def evaluate(
+    model: GPT, corpus: Corpus, device: torch.device, dtype: torch.dtype, processes: Processes
+) -> float:
     """The loss over the validation split, in nats per character: the same number each time."""
-    nats, count = 0.0, 0
-    for starts_B, T in corpus.windows(model.config.block_size)[runtime.rank :: runtime.world]:
-        x_BT, y_BT = (ids_BT.to(runtime.device) for ids_BT in corpus.pairs(corpus.val, starts_B, T))
-        with autocast(runtime.device, runtime.dtype):
-            nats += loss_of(model, x_BT, y_BT).item() * y_BT.numel()
-        count += y_BT.numel()
-    return runtime.sum(nats) / runtime.sum(count)
+    model.eval()
+    nats, chars = 0.0, 0
+    windows = corpus.eval_windows(model.config.block_size)
+    for starts_B, T in windows[processes.rank :: processes.world_size]:
+        x_BT, y_BT = corpus.gather_windows(corpus.val, starts_B, T)
+        x_BT, y_BT = x_BT.to(device), y_BT.to(device)
+        with autocast(device, dtype):
+            loss = cross_entropy(model(x_BT), y_BT)
+        nats += loss.item() * y_BT.numel()
+        chars += y_BT.numel()
+    model.train()
+    return processes.sum(nats) / processes.sum(chars)
 
 
-def write_sample(model: GPT, tokenizer: CharTokenizer) -> str:
-    """What the model writes without a prompt."""
-    start = tokenizer.encode(first_character(tokenizer.vocab)).tolist()
-    ids = generate(model, start, SamplingConfig(max_new_tokens=300))
-    return tokenizer.decode([ids_B[0] for ids_B in ids])
+def write_sample(model: GPT, corpus: Corpus) -> str:
+    """300 characters written by the model, without a prompt."""
+    model.eval()
+    vocab = corpus.tokenizer.vocab
+    prompt = corpus.tokenizer.encode(start_character(vocab)).tolist()
+    config = SamplingConfig(max_new_tokens=300)
+    sample = "".join(text for _, text in stream(model, vocab, prompt, config))
+    model.train()
+    return sample
 
 
-def train(argv: list[str], began: float) -> int:
-    """From the command line to the experiment. Returns the exit status."""
-    command = read_command(argv)
-    if not command.saved:
-        require_free(command.config.run.out_dir)
-    size, plan = command.config.model, command.config.optim
-    what = (
-        f"batch_size {plan.batch_size} x block_size {size.block_size}, n_layer {size.n_layer}, n_embd {size.n_embd}; "
-        "double gradient_accumulation_steps, which changes no result, or halve one of these"
-    )
-    with Runtime(command.config.system) as runtime, memory_for(what), ExitStack() as held:
-        if command.saved:
-            if runtime.rank == 0:
-                held.enter_context(hold(command.run_dir))
-            runtime.sum(0)  # all wait for that
-            command = read_command(argv)  # once more: until here another process may have been at it
-        return experiment(command, runtime, began, held)
+@report_errors
+def main(argv: list[str]) -> int:
+    """The command line: start a run, or resume one. Returns the exit status."""
+    command = parse_train_command(argv)
+    with Processes() as processes:
+        if command.resume is None:
+            config = new_config(command)
+            check_out_dir(config.run.out_dir)
+            return train(command, config, processes)
+
+        path = checkpoint.resolve(command.resume, "last")
+        run_dir = path.parent
+        with lock_run_dir(run_dir) if processes.is_main else nullcontext():
+            processes.wait_for_all()  # until it is locked, another process may still write to it
+            saved = checkpoint.load(path)
+            config = resumed_config(saved.config, command)
+            return train(command, config, processes, saved, run_dir)
 
 
-def experiment(command: Command, runtime: Runtime, began: float, held: ExitStack) -> int:
-    """The experiment, top to bottom; what is `held` is its run's folder. Returns the exit status."""
-    config, saved, run_dir, given = command
-    size, plan, run = config.model, config.optim, config.run
-    leader = runtime.rank == 0  # of several processes, the one that prints and writes
-    rows = runtime.rows(plan.batch_size, plan.gradient_accumulation_steps)
-    corpus = open_corpus(config.data, size.block_size, saved.vocab if saved else None)
-    if saved and saved.data_sha256 != corpus.sha256 and "data" not in given:
-        raise ValueError(f"{corpus.name} is not what it was when this run began; to go on even so, name it by --data")
+def train(
+    command: Command,
+    config: TrainConfig,
+    processes: Processes,
+    saved: Checkpoint | None = None,
+    run_dir: Path | None = None,
+) -> int:
+    """Train to the end, from scratch or from the `saved` state of `run_dir`.
 
-    runtime.seed(run.seed)
-    model = GPT(size, len(corpus.tokenizer.vocab)).to(runtime.device)
-    optimizers, scaler = optim.optimizers(model, plan, runtime.dtype), runtime.scaler()
-    watch = optim.Watch(plan, runtime.dtype, scaler)
-    state = saved or Checkpoint(vocab=corpus.tokenizer.vocab)
-    if saved:
-        checkpoint.restore(state, model, optimizers, scaler)
-        if state.data_sha256 != corpus.sha256 or not (run_dir / "best.pt").exists():
-            state.best_val_loss = state.best_iter = None  # so that the next evaluation writes best.pt
-    elif leader:
-        run_dir = new_run_dir(run.out_dir)
-        held.enter_context(hold(run_dir))
-        require_free(run.out_dir)  # two may have looked before either was there
-    config = replace(config, run=replace(run, out_dir=None))  # out_dir is not saved: elsewhere it is the same run
-    state.config, state.data_sha256, earlier = flat(config), corpus.sha256, state.seconds
-    params = sum(weight.numel() for weight in model.parameters())
-    if leader:
-        say(
-            f"device  {runtime}\n"
-            f"corpus  {corpus.describe(size.block_size)}\n"
-            f"model   {size.n_layer} layers, {size.n_head} heads, {size.n_embd} wide: {params:,} parameters\n"
-            f"plan    {plan.max_iters:,} steps of {plan.batch_size} x {size.block_size} characters\n"
-            f"run     {run_dir}",
-            sys.stdout,
+    Returns the exit status: 0, or 128 + n after signal n.
+    """
+    model_config, optim_config, run_config = config.model, config.optim, config.run
+    block_size, batch_size = model_config.block_size, optim_config.batch_size
+    accumulation_steps = optim_config.gradient_accumulation_steps
+    device = processes.local_device(choose_device(config.system.device))
+    dtype = choose_dtype(config.system.dtype, device)
+    configure_torch(device)
+    rows = processes.batch_rows(batch_size, accumulation_steps)
+
+    # Data
+    corpus = open_corpus(config.data, block_size, saved.vocab if saved else None)
+    data_changed = saved is not None and saved.data_sha256 != corpus.sha256
+    if data_changed and "data" not in command.flags:
+        raise UserError(
+            f"{corpus.name} has changed since this run started. Pass --data to continue anyway."
         )
 
-    def batches(step: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """This process's windows of a step, in gradient_accumulation_steps parts."""
-        ids_BT = corpus.batch(size.block_size, plan.batch_size, run.seed, step, rows)
-        parts = (x_or_y.to(runtime.device).chunk(plan.gradient_accumulation_steps) for x_or_y in ids_BT)
-        return zip(*parts, strict=True)
+    # Model and optimizers
+    seed_torch(run_config.seed)
+    model = GPT(model_config, vocab_size=len(corpus.tokenizer.vocab)).to(device)
+    optimizers = make_optimizers(model, optim_config, muon_dtype=dtype)
+    scaler = make_scaler(device, dtype)
+    divergence = DivergenceCheck(tolerated=19 if scaler.is_enabled() else 0)
+
+    # State: fresh, or that of the checkpoint
+    state = Checkpoint(vocab=corpus.tokenizer.vocab) if saved is None else saved
+    if saved is not None:
+        checkpoint.restore(state, model, optimizers, scaler)
+        if data_changed or not (run_dir / "best.pt").exists():
+            state.best_val_loss = state.best_iter = None  # the next evaluation writes best.pt
+    config = replace(config, run=replace(run_config, out_dir=None))  # valid in any folder
+    state.config, state.data_sha256 = to_dict(config), corpus.sha256
+    earlier_seconds = state.seconds
+
+    def micro_batches(step: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """This process's x_BT and y_BT of a step, in gradient_accumulation_steps parts."""
+        x_BT, y_BT = corpus.batch(block_size, batch_size, run_config.seed, step, rows)
+        x_parts = x_BT.to(device).chunk(accumulation_steps)
+        y_parts = y_BT.to(device).chunk(accumulation_steps)
+        return zip(x_parts, y_parts, strict=True)
+
+    def model_loss(x_BT: Tensor, y_BT: Tensor) -> Tensor:
+        return cross_entropy(model(x_BT), y_BT)
 
     def save(*names: str) -> None:
-        state.seconds = earlier + time.perf_counter() - began
-        checkpoint.capture(state, model, optimizers, scaler)
-        record.save(state, *names)
+        if processes.is_main:
+            state.seconds = earlier_seconds + time.perf_counter() - START_TIME
+            checkpoint.capture(state, model, optimizers, scaler)
+            logger.flush()  # first: a resumed run does not log these steps again
+            checkpoint.save(state, *(run_dir / name for name in names))
 
-    record = Record(run_dir if leader else None, to_toml(config), state, plan)
-    with remembered_signals() as signals, record:
-        # Two handles on one network: `model` evaluates, saves and samples; `step_loss`, perhaps compiled, only trains.
-        step_loss = runtime.compile(partial(loss_of, model), *next(batches(0)))
+    with ExitStack() as stack:
+        if saved is None and processes.is_main:
+            run_dir = stack.enter_context(new_run_dir(run_config.out_dir))
+        logger = stack.enter_context(
+            RunLogger(
+                run_dir if processes.is_main else None,
+                config_toml=to_toml(config),
+                state=state,
+                max_iters=optim_config.max_iters,
+                chars_per_step=batch_size * block_size,
+            )
+        )
+        signals = stack.enter_context(catch_signals())
+        n_params = sum(parameter.numel() for parameter in model.parameters())
+        if processes.is_main:
+            print_line(
+                f"device  {describe(device, dtype)}, processes: {processes.world_size}\n"
+                f"corpus  {corpus.describe(block_size)}\n"
+                f"model   {model_config.n_layer} layers, {model_config.n_head} heads, "
+                f"{model_config.n_embd} channels: {n_params:,} parameters\n"
+                f"train   {optim_config.max_iters:,} steps of {batch_size} x {block_size} "
+                f"characters\n"
+                f"run     {run_dir}",
+                sys.stdout,
+            )
+        # `model` evaluates, saves and samples; only training uses what may be compiled.
+        train_loss = maybe_compile(
+            model_loss, config.system.compile, device, dtype, next(micro_batches(0))
+        )
         model.zero_grad()
+
+        # The training loop
         while True:
-            rate = optim.learning_rate(state.step, plan)
-            finished = state.step >= plan.max_iters
-            # Resumed where it had evaluated, a run does so again: that point of the curve was dropped.
-            due = finished or state.step == state.val_iter or (state.step > 0 and state.step % run.eval_interval == 0)
-            if due:
-                watch.look()
-                model.eval()
-                state.val_loss, state.val_iter = evaluate(model, corpus, runtime), state.step
-                watch.require_finite("validation loss", state.val_loss, state.step)
-                is_best = state.best_val_loss is None or state.val_loss < state.best_val_loss
+            step = state.step
+            lr = learning_rate(step, optim_config)
+            finished = step >= optim_config.max_iters
+
+            # Evaluate, and save the checkpoints. A resumed run repeats the evaluation of the
+            # step at which it was saved, because that point of the curve was dropped.
+            is_interval = step > 0 and step % run_config.eval_interval == 0
+            evaluated = finished or is_interval or step == state.val_iter
+            if evaluated:
+                divergence.check()
+                val_loss = evaluate(model, corpus, device, dtype, processes)
+                require_finite("validation loss", val_loss, step, lr)
+                state.val_loss, state.val_iter = val_loss, step
+                is_best = state.best_val_loss is None or val_loss <= state.best_val_loss
                 if is_best:
-                    state.best_val_loss, state.best_iter = state.val_loss, state.step
-                record.evaluated(state, is_best, write_sample(model, corpus.tokenizer) if leader else "")
-                model.train()
-                save("best.pt", "last.pt") if is_best else save("last.pt")
-                if run.patience and state.step - state.best_iter >= run.patience * run.eval_interval:
+                    state.best_val_loss, state.best_iter = val_loss, step
+                if processes.is_main:
+                    sample = write_sample(model, corpus)
+                    logger.log_evaluation(step, val_loss, is_best, sample)
+                save("last.pt", "best.pt") if is_best else save("last.pt")
+                patience = run_config.patience * run_config.eval_interval
+                if patience and step - state.best_iter >= patience:
                     finished = True
-            if finished or runtime.sum(len(signals)) > 0:  # a signal to any process stops all
+
+            # Stop at the end, or when any process received a signal.
+            if finished or processes.sum(len(signals)) > 0:
+                if not evaluated:
+                    divergence.check()
+                    save("last.pt")
                 break
 
-            begun = time.perf_counter()
-            runtime.seed(run.seed, state.step, runtime.rank)
-            loss = torch.zeros((), device=runtime.device)
-            for x_BT, y_BT in batches(state.step):
-                with autocast(runtime.device, runtime.dtype):
-                    part = step_loss(x_BT, y_BT) / plan.gradient_accumulation_steps
-                scaler.scale(part).backward()
-                loss += part.detach()
-            runtime.average(loss, *(weight.grad for weight in model.parameters()))
-            norm = optim.update(model, optimizers, scaler, rate, plan.grad_clip)
-            watch.note(state.step, loss, norm)
-            if state.step % run.log_interval == 0:
-                watch.look()
-                record.trained(state, loss.item(), norm.item(), rate)
-            state.train_seconds += time.perf_counter() - begun
+            # Forward and backward pass
+            step_start = time.perf_counter()
+            seed_torch(run_config.seed, step, processes.rank)  # for dropout
+            step_loss = torch.zeros((), device=device)
+            for x_BT, y_BT in micro_batches(step):
+                with autocast(device, dtype):
+                    loss = train_loss(x_BT, y_BT) / accumulation_steps
+                scaler.scale(loss).backward()
+                step_loss += loss.detach()
+            processes.average(step_loss, *(parameter.grad for parameter in model.parameters()))
+
+            # Clip the gradients, update the weights
+            for optimizer in optimizers:
+                scaler.unscale_(optimizer)
+                for group in optimizer.param_groups:
+                    group["lr"] = lr
+            grad_norm = clip_grad_norm_(model.parameters(), optim_config.grad_clip or math.inf)
+            if not scaler.is_enabled() or grad_norm.isfinite():  # float16 overflow: skip the step
+                for optimizer in optimizers:
+                    scaler.step(optimizer)
+            scaler.update()
+            model.zero_grad()
+
+            # Log
+            divergence.add(step, lr, step_loss, grad_norm)
+            if step % run_config.log_interval == 0:
+                divergence.check()
+                logger.log_step(step, step_loss.item(), grad_norm.item(), lr)
+            state.train_seconds += time.perf_counter() - step_start
             state.step += 1
-            record.bar.update()
-        if not due:
-            watch.look()
-            save("last.pt")
-    record.outcome(
-        {
-            "params": params,
-            "vocab_size": len(state.vocab),
-            "train_chars": len(corpus.train),
-            "val_chars": len(corpus.val),
-            "iters": state.step,
-            "chars_per_second": record.chars_per_second(state),
-            **{key: getattr(state, key) for key in ("seconds", "val_loss", "best_val_loss", "best_iter")},
-            "bits_per_char": None if state.best_val_loss is None else state.best_val_loss / math.log(2),
-            "device": str(runtime.device),
-            "dtype": str(runtime.dtype).removeprefix("torch."),
-            "torch": torch.__version__,
-        },
-        finished,
-    )
+            logger.bar.update()
+
+    best = state.best_val_loss
+    summary = {
+        "params": n_params,
+        "vocab_size": len(state.vocab),
+        "train_chars": len(corpus.train),
+        "val_chars": len(corpus.val),
+        "iters": state.step,
+        "seconds": state.seconds,
+        "chars_per_second": logger.chars_per_second(),
+        "val_loss": state.val_loss,
+        "best_val_loss": best,
+        "best_iter": state.best_iter,
+        "bits_per_char": None if best is None else best / math.log(2),
+        "device": str(device),
+        "dtype": dtype_name(dtype),
+        "torch": torch.__version__,
+    }
+    logger.write_summary(summary, finished)
     return 0 if finished or not signals else 128 + signals[0]
 
 
-def main(argv: list[str] | None = None, began: float | None = None) -> int:
-    """The command line as a function: returns the exit status."""
-    return exit_status(lambda: train(sys.argv[1:] if argv is None else argv, began or time.perf_counter()))
-
-
 if __name__ == "__main__":
-    sys.exit(main(began=BEGAN))
+    sys.exit(main())

@@ -1,38 +1,52 @@
-"""All that train.py can be told: defaults, then a preset, then flags, or with --resume a checkpoint's keys."""
+"""The typed config: the defaults of dataclasses, then a TOML preset, then command-line flags.
 
+A config is a frozen dataclass of groups; each group is a frozen dataclass that stands beside what
+it configures. One line of a group makes a flag, a TOML key and a line of --help:
+
+    n_layer: Annotated[int, "number of blocks", "[1, 1000]"] = 4
+
+The type is int, float, bool, str, Literal[...], or one of these `| None`. The last string is the
+interval of valid numbers; it may be left out, and so may the help.
+"""
+
+import argparse
+import difflib
+import json
 import os
-from dataclasses import dataclass, field
+import reprlib
+import sys
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from types import NoneType
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
-from configs.schema import build, read_flags, read_toml
 from data.corpus import DataConfig
-from model import checkpoint
-from model.checkpoint import Checkpoint
+from model.device import SystemConfig, default_preset
+from model.errors import UserError, print_line
 from model.gpt import GPTConfig
 from model.optim import OptimConfig
-from model.runtime import SystemConfig, preset_for
-
-USAGE = """\
-python train.py [PRESET.toml] [--key value ...]     train; without a preset, configs/cpu.toml or gpu.toml
-python train.py --resume RUN_DIR [--key value ...]  go on with a run that was stopped, or past its end"""
-RESUMABLE = ("data", "max_iters", "eval_interval", "log_interval", "patience", "device", "dtype", "compile")
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """Where the results go, and how often to look."""
+    """Where the results go, and how often to evaluate and log."""
 
-    out_dir: Annotated[str | None, "the run's folder; left out: a new one under runs/, named by the time"] = None
-    seed: Annotated[int, "same seed, same machine: same result", "[0, inf)"] = 1337
+    out_dir: Annotated[str | None, "run directory; default: runs/<date>-<time>"] = None
+    seed: Annotated[int, "the same seed on the same machine gives the same result", "[0, inf)"] = (
+        1337
+    )
     eval_interval: Annotated[int, "steps between evaluations", "[1, inf)"] = 250
     log_interval: Annotated[int, "steps between points of the training curve", "[1, inf)"] = 10
-    patience: Annotated[int, "evaluations without a new best before stopping (0: never)", "[0, inf)"] = 0
+    patience: Annotated[
+        int, "stop after this many evaluations without a new best (0: never)", "[0, inf)"
+    ] = 0
 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """All that train.py can be told."""
+    """Everything that train.py can be told."""
 
     data: DataConfig = field(default_factory=DataConfig)
     model: GPTConfig = field(default_factory=GPTConfig)
@@ -41,31 +55,230 @@ class TrainConfig:
     system: SystemConfig = field(default_factory=SystemConfig)
 
 
+USAGE = """\
+python train.py [PRESET.toml] [--key value ...]
+       python train.py --resume RUN_DIR [--key value ...]"""
+RESUMABLE = (
+    "data", "max_iters", "eval_interval", "log_interval", "patience", "device", "dtype", "compile",
+)  # fmt: skip
+
+
 class Command(NamedTuple):
-    """What train.py was asked: with --resume, `saved` and its folder; `given` are the keys named by flags."""
+    """The command line of train.py."""
 
-    config: TrainConfig
-    saved: Checkpoint | None
-    run_dir: Path | None
-    given: dict[str, Any]
+    preset: str | None
+    resume: str | None
+    flags: dict[str, Any]
 
 
-def read_command(argv: list[str]) -> Command:
-    """train.py's command line. Raises ValueError for all that can be known to be wrong from it alone."""
-    preset, given = read_flags(argv, TrainConfig, USAGE, extra=("resume",))
-    resume = given.pop("resume", None)
-    path = saved = None
-    if resume is None:
-        values = read_toml(preset or Path(__file__).with_name(preset_for(given.get("device", "auto"))))
-    elif preset is not None:
-        raise ValueError(f"--resume takes every key from the checkpoint: leave out {preset!r}")
+def parse_train_command(argv: list[str]) -> Command:
+    """The command line of train.py. Raises UserError."""
+    parser = make_parser(TrainConfig, USAGE)
+    parser.add_argument(
+        "preset",
+        nargs="?",
+        metavar="PRESET.toml",
+        help="a file of keys; default: configs/gpu.toml on CUDA, else configs/cpu.toml",
+    )
+    parser.add_argument(
+        "--resume", metavar="RUN_DIR", help=f"continue a run; may change {', '.join(RESUMABLE)}"
+    )
+    flags = parse_flags(parser, argv, [*config_keys(TrainConfig), "resume"])
+    preset, resume = flags.pop("preset", None), flags.pop("resume", None)
+    if resume is not None:
+        if preset is not None:
+            raise UserError(f"--resume takes all keys from the checkpoint. Leave out {preset!r}.")
+        for name in flags:
+            if name not in RESUMABLE:
+                raise UserError(
+                    f"{name} cannot be changed in a resumed run. Only {', '.join(RESUMABLE)} can."
+                )
+    return Command(preset, resume, flags)
+
+
+def new_config(command: Command) -> TrainConfig:
+    """The config of a new run: defaults, then the preset, then the flags. Raises UserError."""
+    preset = command.preset
+    if preset is None:
+        preset = Path(__file__).with_name(default_preset(command.flags.get("device", "auto")))
+    return _make_train_config(read_toml(preset) | command.flags)
+
+
+def resumed_config(saved: dict[str, Any], command: Command) -> TrainConfig:
+    """The config of a checkpoint, changed by the flags. Raises UserError."""
+    return _make_train_config(saved | command.flags)
+
+
+def _make_train_config(values: dict[str, Any]) -> TrainConfig:
+    data = values.get("data")
+    if isinstance(data, str) and data:  # absolute: the run may be resumed from another folder
+        values = values | {"data": os.path.abspath(data)}
+    return make_config(TrainConfig, values)
+
+
+class Key(NamedTuple):
+    """One key of a config, as its dataclass field declares it."""
+
+    group: str
+    type: Any  # int, float, bool, str or Literal
+    optional: bool
+    default: Any
+    help: str
+    interval: str
+
+
+def config_keys(config_class: type) -> dict[str, Key]:
+    """All keys of a config, by name."""
+    keys = {}
+    for group, group_class in get_type_hints(config_class).items():
+        hints = get_type_hints(group_class, include_extras=True)
+        for f in fields(group_class):
+            hint = hints[f.name]
+            kind, *texts = get_args(hint) if get_origin(hint) is Annotated else [hint]
+            optional = NoneType in get_args(kind)
+            if optional:
+                (kind,) = (option for option in get_args(kind) if option is not NoneType)
+            if kind not in (int, float, bool, str) and get_origin(kind) is not Literal:
+                raise TypeError(f"{f.name}: a key cannot have the type {kind}")
+            help_text, interval = [*texts, "", ""][:2]
+            keys[f.name] = Key(group, kind, optional, f.default, help_text, interval)
+    return keys
+
+
+def make_config(config_class: type, values: dict[str, Any]) -> Any:
+    """The config with these values, all others default. Raises UserError for an invalid one."""
+    keys = config_keys(config_class)
+    groups: dict[str, dict[str, Any]] = {group.name: {} for group in fields(config_class)}
+    for name, value in values.items():
+        if name not in keys:
+            raise UserError(unknown_key_message(name, keys))
+        groups[keys[name].group][name] = check_value(name, keys[name], value)
+    classes = get_type_hints(config_class)
+    return config_class(**{group: classes[group](**given) for group, given in groups.items()})
+
+
+def check_value(name: str, key: Key, value: Any) -> Any:
+    """`value` if it has the key's type and lies in its interval. Raises UserError."""
+    shown = reprlib.repr(value)
+    if value is None and key.optional:
+        return None
+    if get_origin(key.type) is Literal:
+        if value not in get_args(key.type):
+            choices = ", ".join(map(str, get_args(key.type)))
+            raise UserError(f"{name} is {shown}. It must be one of {choices}.")
+    elif key.type is bool:
+        if not isinstance(value, bool):
+            raise UserError(f"{name} is {shown}. It must be true or false.")
+    elif key.type is str:
+        if not isinstance(value, str):
+            raise UserError(f"{name} is {shown}. It must be text.")
+        if "\0" in value or value.encode("utf-8", "replace").decode() != value:
+            raise UserError(f"{name} is {shown}, which is not valid Unicode text.")
     else:
-        if fixed := [name for name in given if name not in RESUMABLE]:
-            raise ValueError(f"{fixed[0]} cannot change in a run that is resumed; only {', '.join(RESUMABLE)} can")
-        path = checkpoint.find(resume, "last")
-        saved = checkpoint.load(path)
-        values = saved.config
-    values = values | given
-    if isinstance(values.get("data"), str) and values["data"]:  # absolute: a run may be resumed from another folder
-        values["data"] = os.path.abspath(values["data"])
-    return Command(build(TrainConfig, values), saved, path and path.parent, given)
+        if isinstance(value, bool) or not isinstance(value, int | key.type):
+            kind = "a whole number" if key.type is int else "a number"
+            raise UserError(f"{name} is {shown}. It must be {kind}.")
+        if not in_interval(value, key.interval or "(-inf, inf)"):
+            raise UserError(f"{name} is {shown}. It must be in {key.interval or '(-inf, inf)'}.")
+        if key.type is int and abs(value) >= 2**63:  # the limit of TOML
+            raise UserError(f"{name} is {shown}. It must be below 2^63.")
+        return key.type(value)
+    return value
+
+
+def in_interval(value: float, interval: str) -> bool:
+    """Whether a number lies in an interval such as "[0, 1)" or "(0, inf)"."""
+    low, high = (float(bound) for bound in interval[1:-1].split(","))
+    above = value >= low if interval[0] == "[" else value > low
+    below = value <= high if interval[-1] == "]" else value < high
+    return above and below
+
+
+def unknown_key_message(name: str, known: Iterable[str]) -> str:
+    """Names the nearest known key."""
+    nearest = difflib.get_close_matches(name, list(known), n=1, cutoff=0)
+    return f"unknown key {name!r}. Did you mean {nearest[0]}?"
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """Every key that has a value. `make_config` turns it back into the config."""
+    groups = [getattr(config, group.name) for group in fields(config)]
+    values = {f.name: getattr(group, f.name) for group in groups for f in fields(group)}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def to_toml(config: Any) -> str:
+    """The config as a preset, with a comment above each group.
+
+    Python reads TOML but does not write it.
+    """
+    keys = config_keys(type(config))
+    lines = []
+    for name, value in to_dict(config).items():
+        heading = f"# {keys[name].group}"
+        if heading not in lines:
+            lines += ["", heading]
+        # JSON strings and numbers are valid TOML, except that TOML requires DEL to be escaped.
+        lines.append(f"{name} = {json.dumps(value, ensure_ascii=False)}".replace("\x7f", "\\u007f"))
+    return "\n".join(lines[1:]) + "\n"
+
+
+def read_toml(path: Path | str) -> dict[str, Any]:
+    """The keys and values of a preset. Raises UserError."""
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise UserError(f"{path} is not a preset file. To continue a run use --resume.")
+    try:
+        return tomllib.loads(Path(path).read_text("utf-8-sig"))
+    except OSError as error:
+        raise UserError(f"preset {path} cannot be read: {error.strerror}.") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"preset {path} is not valid TOML: {error}") from None
+
+
+class ArgumentParser(argparse.ArgumentParser):
+    """Reports errors as UserError."""
+
+    def error(self, message: str) -> None:
+        raise UserError(f"{message}. See --help.")
+
+    def print_help(self, file=None) -> None:
+        print_line(self.format_help().rstrip(), sys.stdout)
+
+
+def make_parser(config_class: type, usage: str) -> ArgumentParser:
+    """A parser with one flag for every key. Its result holds only the flags that are given."""
+    parser = ArgumentParser(
+        usage=usage,
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=34),
+    )
+    groups: dict[str, Any] = {}
+    for name, key in config_keys(config_class).items():
+        if key.group not in groups:
+            groups[key.group] = parser.add_argument_group(key.group)
+        no_default = key.default is None or key.default is False or key.default == ""
+        default = "" if no_default else f"(default {key.default})"
+        help_text = " ".join(filter(None, (key.help, key.interval, default)))
+        options: dict[str, Any] = {"help": help_text.replace("%", "%%")}
+        if key.type is bool:
+            options["action"] = argparse.BooleanOptionalAction
+        elif get_origin(key.type) is Literal:
+            options["choices"] = get_args(key.type)
+            options["type"] = type(options["choices"][0])
+        else:
+            options["type"] = key.type
+            options["metavar"] = key.type.__name__.upper()
+        groups[key.group].add_argument(f"--{name}", **options)
+    return parser
+
+
+def parse_flags(parser: ArgumentParser, argv: list[str], known: Iterable[str]) -> dict[str, Any]:
+    """The arguments that are given, by name. Raises UserError, for a flag that is not `known` too."""
+    parsed, unknown = parser.parse_known_args(argv)
+    for word in unknown:
+        if not word.startswith("--"):
+            raise UserError(f"unexpected argument {word!r}. See --help.")
+        name = word[2:].partition("=")[0]
+        raise UserError(unknown_key_message(name, known))
+    return vars(parsed)

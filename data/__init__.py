@@ -1,1 +1,1 @@
-"""Text to ids: the tokenizer, the corpus and its batches, and Tiny Shakespeare."""
+"""Text to token ids: the tokenizer, the corpus and its batches, Tiny Shakespeare."""

@@ -1,6 +1,6 @@
-"""A text on disk to ids, to the batches that train and the windows that validate.
+"""From a text to token ids on disk, to the batches for training and the windows for evaluation.
 
-Shapes: N characters, B batch, T time (block_size).
+Shapes: N characters, B batch, T time (block_size), W windows of an epoch.
 """
 
 import hashlib
@@ -14,154 +14,187 @@ import torch
 from torch import Tensor
 
 from data.download import tiny_shakespeare
-from data.text import decoded, fingerprint, text_files, written_whole
+from data.text import find_text_files, hash_files, read_chunks
 from data.tokenizer import CharTokenizer, code_points
+from model.errors import RunError, UserError, atomic_write, disk_message
 
-PREPARED = Path(__file__).with_name("prepared")  # ids by the text's hash; may be deleted at any time
-EVAL_CHARS = 4096  # characters per validation batch: what fits the cache is quickest
-MOST_VAL_CHARS = 1 << 22  # half a minute on two cores; longer validation splits are sampled at even distances
+PREPARED = Path(__file__).with_name("prepared")  # ids of each text; may be deleted at any time
+EVAL_BATCH_CHARS = 4096  # per evaluation batch: fits the processor's cache
+MAX_EVAL_CHARS = 1 << 22  # of a longer validation split, evenly spaced windows are evaluated
 
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Which text, and how much of it validates."""
+    """Which text, and how much of it is for validation."""
 
-    data: Annotated[str | None, "text file, or folder whose *.txt are read; left out: Tiny Shakespeare"] = None
-    encoding: Annotated[str, "of the text; with latin-1 any file trains as bytes"] = "utf-8"
-    val_fraction: Annotated[float, "last share of the text, kept for validation", "(0, 1)"] = 0.1
+    data: Annotated[
+        str | None, "text file, or folder of *.txt files; default: Tiny Shakespeare"
+    ] = None
+    encoding: Annotated[str, "of the text; latin-1 reads any file as bytes"] = "utf-8"
+    val_fraction: Annotated[float, "the last part of the text, for validation", "(0, 1)"] = 0.1
 
     def __post_init__(self) -> None:
         if self.data == "":
-            raise ValueError("data is empty; name a file or a folder, or leave it out for Tiny Shakespeare")
+            raise UserError("data is empty. Name a file or folder; leave it out for Shakespeare.")
         try:
             "".encode(self.encoding)
         except (LookupError, ValueError):
-            raise ValueError(f"encoding {self.encoding!r} is no text encoding that Python knows") from None
+            raise UserError(f"encoding is {self.encoding!r}. Python knows no such one.") from None
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """A text as ids: the first part trains, the last validates."""
+    """A text as token ids: the first part for training, the rest for validation."""
 
     name: str
     sha256: str
     tokenizer: CharTokenizer
-    to_model: np.ndarray  # the text's ids to the model's, which may know more characters
-    train: np.ndarray  # ids_N, on disk
-    val: np.ndarray  # ids_N, on disk
+    to_model_ids: np.ndarray  # ids on disk to ids of `tokenizer`, which may know more characters
+    train: np.ndarray  # ids_N, memory-mapped
+    val: np.ndarray  # ids_N, memory-mapped
 
     def describe(self, block_size: int) -> str:
-        """The sizes, in words."""
-        seen = sum(len(starts_B) * T for starts_B, T in self.windows(block_size))
-        some = f" ({seen:,} of them, in windows at even distances)" if seen < len(self.val) - 1 else ""
-        sizes = f"{len(self.train):,} characters to train on, {len(self.val):,} to validate{some}"
-        return f"{self.name}: {sizes}, {len(self.tokenizer.vocab)} different ones"
+        """The sizes for a person."""
+        used = sum(len(starts_B) * T for starts_B, T in self.eval_windows(block_size))
+        sampled = "" if used >= len(self.val) - 1 else f" (evaluated on {used:,} of them)"
+        return (
+            f"{self.name}: {len(self.train):,} training characters, "
+            f"{len(self.val):,} validation characters{sampled}, "
+            f"vocabulary of {len(self.tokenizer.vocab)}"
+        )
 
-    def batch(self, block_size: int, batch_size: int, seed: int, step: int, rows: slice) -> tuple[Tensor, Tensor]:
-        """x_BT and y_BT, the characters that follow x's: `rows` of this step's windows.
+    def batch(
+        self, block_size: int, batch_size: int, seed: int, step: int, rows: slice
+    ) -> tuple[Tensor, Tensor]:
+        """x_BT and y_BT of a training step; y_BT holds the characters that follow those of x_BT.
 
-        Windows are dealt like cards, each once an epoch: drawn with replacement, a third of the text
-        would go unread in an epoch's time. A function of its arguments alone: to resume is to ask
-        for the next step.
+        Each window is used once per epoch: drawn with replacement, a third of the text would not
+        be read in an epoch. The batch is a function of the arguments alone, so resuming needs no
+        loader state. `rows` selects the part of the batch that this process computes.
         """
-        deals_B = np.arange(step * batch_size, (step + 1) * batch_size)[rows]
-        n = len(shuffled_windows(len(self.train), block_size, seed, 0))
-        starts = [shuffled_windows(len(self.train), block_size, seed, deal // n)[deal % n] for deal in deals_B]
-        return self.pairs(self.train, np.array(starts), block_size)
+        numbers_B = np.arange(step * batch_size, (step + 1) * batch_size)[rows]
+        per_epoch = len(shuffled_windows(len(self.train), block_size, seed, epoch=0))
+        starts = [
+            shuffled_windows(len(self.train), block_size, seed, epoch=number // per_epoch)[
+                number % per_epoch
+            ]
+            for number in numbers_B
+        ]
+        return self.gather_windows(self.train, np.array(starts), block_size)
 
-    def windows(self, block_size: int) -> list[tuple[np.ndarray, int]]:
-        """Where validation looks: batches of window starts, and the windows' length.
+    def eval_windows(self, block_size: int) -> list[tuple[np.ndarray, int]]:
+        """Batches of (window starts, window length) that cover the validation split.
 
-        Together they predict every character of the split but its first exactly once, the last
-        window being shorter, or, past MOST_VAL_CHARS, windows at even distances.
+        Every character except the first is predicted exactly once; the last window is shorter.
+        Beyond MAX_EVAL_CHARS, evenly spaced windows are used instead.
         """
         targets = len(self.val) - 1
         starts = np.arange(targets // block_size) * block_size
-        most = max(1, MOST_VAL_CHARS // block_size)
-        tail = [(np.array([targets - targets % block_size]), targets % block_size)]
-        if len(starts) > most:
-            starts, tail = starts[np.linspace(0, len(starts) - 1, most).astype(int)], []
-        rows = max(1, EVAL_CHARS // block_size)
-        whole = [(starts[i : i + rows], block_size) for i in range(0, len(starts), rows)]
-        return whole + [batch for batch in tail if batch[1]]
+        last_length = targets % block_size
+        last = [(np.array([targets - last_length]), last_length)] if last_length else []
+        max_windows = max(1, MAX_EVAL_CHARS // block_size)
+        if len(starts) > max_windows:
+            spaced = np.linspace(0, len(starts) - 1, max_windows).astype(int)
+            starts, last = starts[spaced], []
+        rows = max(1, EVAL_BATCH_CHARS // block_size)
+        batches = [(starts[i : i + rows], block_size) for i in range(0, len(starts), rows)]
+        return batches + last
 
-    def pairs(self, ids_N: np.ndarray, starts_B: np.ndarray, T: int) -> tuple[Tensor, Tensor]:
-        """x_BT and y_BT, the characters that follow x's: T of `ids_N` (train or val) from each start."""
-        text_BT = torch.from_numpy(self.to_model[ids_N[starts_B[:, None] + np.arange(T + 1)]])
+    def gather_windows(
+        self, ids_N: np.ndarray, starts_B: np.ndarray, T: int
+    ) -> tuple[Tensor, Tensor]:
+        """x_BT and y_BT: windows of T characters of `ids_N`, and the same one character later."""
+        window_BT = self.to_model_ids[ids_N[starts_B[:, None] + np.arange(T + 1)]]
+        text_BT = torch.from_numpy(window_BT)
         return text_BT[:, :-1].contiguous(), text_BT[:, 1:].contiguous()
 
 
 @lru_cache(maxsize=3)
 def shuffled_windows(length: int, block_size: int, seed: int, epoch: int) -> np.ndarray:
-    """starts_W of the windows that cut `length` characters side by side, shuffled.
+    """starts_W: the text cut into adjacent windows, in random order.
 
-    Each epoch cuts elsewhere, so that in time every character stands at every place of a window.
+    Each epoch cuts at other places, so that over time a character appears at every position of a
+    window.
     """
     rng = np.random.default_rng([seed, epoch])
     count = max(1, (length - 1) // block_size - 1)
-    return rng.integers(length - count * block_size) + block_size * rng.permutation(count)
+    offset = rng.integers(length - count * block_size)
+    return offset + block_size * rng.permutation(count)
 
 
 def open_corpus(config: DataConfig, block_size: int, vocab: str | None = None) -> Corpus:
-    """The corpus of `config`, prepared on disk at first use, its ids those of `vocab` if one is given.
+    """The corpus of `config`; its ids are prepared on disk at first use.
 
-    Raises ValueError for a text that cannot be read, is too short for block_size, or has
-    characters that are not in `vocab`.
+    With `vocab`, that of a checkpoint, the ids are indices into it. Raises UserError if the text
+    cannot be read, is too short, or has characters that are not in `vocab`.
     """
     path = tiny_shakespeare() if config.data is None else Path(config.data)
-    files = text_files(path)
-    sha256 = fingerprint(files, config.encoding)
+    files = find_text_files(path)
+    sha256 = hash_files(files, config.encoding)
     prepared = PREPARED / f"{sha256}.npy"
-    try:
-        loaded = _load(prepared)
-    except (OSError, ValueError):
-        loaded = None  # not there yet, or damaged
-    if loaded is None:
+    if not _is_intact(prepared):
         _prepare(files, config.encoding, prepared)
-        loaded = _load(prepared)
-    ids_N, own_vocab = loaded
-    tokenizer = CharTokenizer(vocab or own_vocab)
+    ids_N, own_vocab = _load(prepared)
 
     n_train = int(len(ids_N) * (1 - config.val_fraction))
     train, val = ids_N[:n_train], ids_N[n_train:]
     if min(len(train), len(val)) <= block_size:
-        raise ValueError(
-            f"{path} has {len(train):,} characters to train on and {len(val):,} to validate; each must be longer "
-            f"than block_size ({block_size}): take a longer text, a smaller --block_size or another --val_fraction"
+        raise UserError(
+            f"{path} has {len(train):,} training characters and {len(val):,} validation "
+            f"characters; block_size is {block_size}. Use a longer text, a smaller --block_size "
+            "or another --val_fraction."
         )
     if len(own_vocab) < 2:
-        raise ValueError(f"{path} holds one character over and over, {own_vocab!r}: there is nothing to learn")
-    to_model = tokenizer.encode(own_vocab, str(path)).astype(np.int64)
-    return Corpus(str(path), sha256, tokenizer, to_model, train, val)
+        raise UserError(f"{path} repeats one character, {own_vocab!r}. There is nothing to learn.")
+    tokenizer = CharTokenizer(vocab or own_vocab)
+    to_model_ids = tokenizer.encode(own_vocab, str(path)).astype(np.int64)
+    return Corpus(str(path), sha256, tokenizer, to_model_ids, train, val)
 
 
-def _load(path: Path) -> tuple[np.ndarray, str]:
-    """The ids_N, left on disk, and the vocabulary that `_prepare` wrote. Raises ValueError where it did not."""
-    content = np.memmap(path, np.uint8, "r")
-    if hashlib.sha256(content[:-32]).digest() != content[-32:].tobytes():
-        raise ValueError("damaged")
-    ids_N = np.load(path, mmap_mode="r")
-    return ids_N, content[ids_N.offset + ids_N.nbytes : -32].tobytes().decode()
+def _is_intact(prepared: Path) -> bool:
+    """Whether the file exists and its last 32 bytes are the SHA-256 of the rest."""
+    try:
+        content = np.memmap(prepared, np.uint8, "r")
+    except (OSError, ValueError):  # missing or empty
+        return False
+    return hashlib.sha256(content[:-32]).digest() == content[-32:].tobytes()
 
 
-def _prepare(files: list[Path], encoding: str, path: Path) -> None:
-    """Write the ids as a .npy file, the vocabulary and a digest behind them, in two passes over the text."""
+def _load(prepared: Path) -> tuple[np.ndarray, str]:
+    """ids_N, memory-mapped, and the vocabulary."""
+    ids_N = np.load(prepared, mmap_mode="r")
+    with open(prepared, "rb") as file:
+        file.seek(ids_N.offset + ids_N.nbytes)
+        return ids_N, file.read()[:-32].decode()
+
+
+def _prepare(files: list[Path], encoding: str, prepared: Path) -> None:
+    """Write the ids as a .npy file, followed by the vocabulary and the SHA-256 of both.
+
+    The text is read twice, first for the vocabulary.
+    """
     seen, length = np.zeros(0x110000, bool), 0
-    for text in decoded(files, encoding):
+    for text in read_chunks(files, encoding):
         seen[code_points(text)] = True
         length += len(text)
     if not length:
-        raise ValueError(f"{files[0]} is empty")
+        raise UserError(f"{files[0]} is empty.")
     vocab = "".join(map(chr, np.flatnonzero(seen)))
     tokenizer = CharTokenizer(vocab)
     header = {"descr": tokenizer.dtype.str, "fortran_order": False, "shape": (length,)}
 
-    with written_whole(path) as file:  # a file that grows: a map of one would crash on a full disk
+    try:
+        prepared.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(disk_message(prepared.parent, error)) from None
+    # Plain writes: writing through a memory map of a full disk ends the process (SIGBUS).
+    with atomic_write(prepared) as file:
         np.lib.format.write_array_header_1_0(file, header)
-        for text in decoded(files, encoding):
-            file.write(tokenizer.encode(text, f"{files[0]}, changed while it was being read,").tobytes())
+        for text in read_chunks(files, encoding):
+            ids_N = tokenizer.encode(text, f"{files[0]}, changed while it was being read,")
+            file.write(ids_N.tobytes())
         file.write(vocab.encode())
         file.seek(0)
         file.write(hashlib.file_digest(file, "sha256").digest())
-        if fingerprint(files, encoding) != path.stem:
-            raise ValueError(f"{files[0]} changed while it was being read")
+        if hash_files(files, encoding) != prepared.stem:
+            raise UserError(f"{files[0]} changed while it was being read.")

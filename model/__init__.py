@@ -1,1 +1,1 @@
-"""The network and what surrounds it: attention, GPT, optimiser, generation, checkpoints, runtime."""
+"""The network and everything around it: attention, GPT, optimizers, sampling, checkpoints, devices."""

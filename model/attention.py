@@ -1,145 +1,231 @@
-"""Causal multi-head self-attention: the equation, the kernel that computes it, the cache.
+"""Causal multi-head self-attention: the equation, the fused kernel beside it, the cache.
 
-A character's query asks "who matters to me?", every earlier character's key answers "how much
-do I match?", and the values of those that match are blended in proportion.
+Each character's query asks "which characters matter to me?". The key of every earlier character
+answers by how well it matches, and the values of those that match are averaged in proportion.
 
-Shapes: B batch, T time (queries), S keys, C channels (n_embd), H heads, D head width (C / H).
+Shapes: B batch, T time (queries), S keys, C channels (n_embd), H heads, D head width (C / H),
+E half of it (D / 2).
 """
+
+import functools
+import sys
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-EQUATION_IS_QUICKER = 512 * 512  # weights per head
+from model.errors import print_once
+
+# Up to this many weights per head, the plain equation is faster than the kernel on a CPU in half
+# precision: at 256 x 256 by a factor of 2.
+EQUATION_IS_FASTER = 512 * 512
 
 
 def attention_weights(
-    q: Tensor, k: Tensor, causal: bool = False, scale: float | None = None, *, window: int | None = None
+    q_BHTD: Tensor,
+    k_BHSD: Tensor,
+    causal: bool = False,
+    scale: float | None = None,
+    window: int | None = None,
 ) -> Tensor:
     """How much each query attends to each key: softmax(Q Kᵀ / √d + mask).
 
-    q_BHTD and k_BHSD give weights_BHTS, each row non-negative and of sum 1; any leading
-    dimensions will do. The queries are the last T of the S positions, so with `causal` query t
-    sees the keys up to S - T + t, and of these with a `window` the latest so many. `scale` stands
-    in for 1/√d: the variance of a dot product of independent unit-variance vectors is d, and
-    unscaled scores would saturate the softmax (Vaswani et al. 2017, "Attention is all you need").
+    Args:
+        q_BHTD, k_BHSD: queries and keys; any number of leading dimensions will do. The queries
+            belong to the last T of the S positions.
+        causal: hide the keys that come after a query.
+        scale: used in place of 1/√d. The dot product of two independent vectors of variance 1
+            has variance d; unscaled, it would saturate the softmax (Vaswani et al. 2017).
+        window: with `causal`, also hide all but the latest `window` visible keys.
+
+    Returns:
+        weights_BHTS, each row non-negative with sum 1.
     """
-    T, S, D = q.size(-2), k.size(-2), q.size(-1)
-    scores_BHTS = (q * (D**-0.5 if scale is None else scale)) @ k.mT
+    T, S, D = q_BHTD.size(-2), k_BHSD.size(-2), q_BHTD.size(-1)
+    scores_BHTS = (q_BHTD * (D**-0.5 if scale is None else scale)) @ k_BHSD.mT
     if causal:
-        hidden_TS = torch.full((T, S), -torch.inf, dtype=q.dtype, device=q.device)
-        scores_BHTS = scores_BHTS + hidden_TS.triu(S - T + 1)
+        minus_inf_TS = scores_BHTS.new_full((T, S), -torch.inf)
+        scores_BHTS = scores_BHTS + minus_inf_TS.triu(S - T + 1)
         if window is not None and window < S:
-            scores_BHTS = scores_BHTS + hidden_TS.tril(S - T - window)
+            scores_BHTS = scores_BHTS + minus_inf_TS.tril(S - T - window)
     return scores_BHTS.softmax(dim=-1)
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None, *, window: int | None = None
+    q_BHTD: Tensor,
+    k_BHSD: Tensor,
+    v_BHSD: Tensor,
+    causal: bool = False,
+    scale: float | None = None,
+    window: int | None = None,
 ) -> Tensor:
-    """The textbook equation, softmax(Q Kᵀ / √d + mask) V: the specification of `fused_attend`.
+    """Attention by the textbook equation: softmax(Q Kᵀ / √d + mask) V.
 
-    q_BHTD, k_BHSD, v_BHSD give out_BHTD; arguments as in `attention_weights`. Each output is a
-    weighted average of values: it lies in their convex hull.
+    Arguments as in `attention_weights`; returns out_BHTD. Each output is a weighted average of
+    the values. This is the specification: change it here and the fused kernel steps aside.
     """
-    return attention_weights(q, k, causal, scale, window=window) @ v
+    return attention_weights(q_BHTD, k_BHSD, causal, scale, window) @ v_BHSD
 
 
 def fused_attend(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None, *, window: int | None = None
+    q_BHTD: Tensor,
+    k_BHSD: Tensor,
+    v_BHSD: Tensor,
+    causal: bool = False,
+    scale: float | None = None,
+    window: int | None = None,
 ) -> Tensor:
-    """`attend` by PyTorch's fused kernel, which never writes the T x S weights to memory.
+    """`attend` by PyTorch's fused kernel, which never stores the T x S weights.
 
-    Same arguments, same values and gradients. The kernel's own `is_causal` counts queries from
-    the first key, not from the last, so it serves only where there are as many of each. On a CPU
-    with half precision (v's) the kernel is slow: up to some 500 characters the equation itself
-    takes half its time, weights and all.
+    Same arguments, values and gradients as `attend`.
     """
-    T, S = q.size(-2), k.size(-2)
-    if q.device.type == "cpu" and v.dtype.itemsize == 2 and T * S <= EQUATION_IS_QUICKER:
-        with torch.autocast("cpu", enabled=False):  # which would widen the softmax's memory
-            return attend(q.to(v.dtype), k.to(v.dtype), v, causal, scale, window=window)
+    T, S = q_BHTD.size(-2), k_BHSD.size(-2)
+    half_precision = v_BHSD.dtype.itemsize == 2
+    if q_BHTD.device.type == "cpu" and half_precision and T * S <= EQUATION_IS_FASTER:
+        with torch.autocast("cpu", enabled=False):  # autocast would run the softmax in float32
+            q_BHTD, k_BHSD = q_BHTD.to(v_BHSD.dtype), k_BHSD.to(v_BHSD.dtype)
+            return attend(q_BHTD, k_BHSD, v_BHSD, causal, scale, window)
     window = S if window is None else window
+    mask_TS = None
     if causal and (1 < T < S or window < S):
-        visible_TS = torch.ones(T, S, dtype=torch.bool, device=q.device).tril(S - T).triu(S - T - window + 1)
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=visible_TS, scale=scale)
-    return F.scaled_dot_product_attention(q, k, v, is_causal=causal and T == S, scale=scale)
+        # The kernel's own is_causal aligns the first query with the first key. With a cache the
+        # last query belongs to the last key.
+        visible_TS = torch.ones(T, S, dtype=torch.bool, device=q_BHTD.device)
+        mask_TS = visible_TS.tril(S - T).triu(S - T - window + 1)
+    return F.scaled_dot_product_attention(
+        q_BHTD,
+        k_BHSD,
+        v_BHSD,
+        attn_mask=mask_TS,
+        is_causal=mask_TS is None and causal and T == S,
+        scale=scale,
+    )
 
 
-def rotation(start: int, T: int, D: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """cos_TE and sin_TE (E = D/2) of the angles that stand for positions start .. start + T - 1.
+def fastest_attend():
+    """`fused_attend` if it computes what `attend` computes, otherwise `attend`."""
+    return (
+        fused_attend if _kernel_equals_equation(attend, attention_weights, fused_attend) else attend
+    )
 
-    Feature pair e turns by 10000^(-e/E) radians per character: fast pairs tell neighbours apart,
-    slow ones paragraphs. Far from the start the angles want more than float32.
+
+@functools.cache
+def _kernel_equals_equation(*functions) -> bool:
+    """Compare them on a small example, with and without a window. Cached for each set of functions."""
+    x_1HTD = torch.arange(2 * 6 * 4).view(1, 2, 6, 4).double()
+    q, k, v = x_1HTD.sin(), x_1HTD.cos(), (x_1HTD / 3).sin()
+    equal = all(
+        torch.allclose(
+            attend(q, k, v, True, window=window), fused_attend(q, k, v, True, window=window)
+        )
+        for window in (None, 3)
+    )
+    if not equal:
+        print_once(
+            "note: attend differs from fused_attend (model/attention.py). The equation is used; on long "
+            "windows it takes more time and memory.",
+            sys.stderr,
+        )
+    return equal
+
+
+def rotation_angles(start: int, T: int, D: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """cos_TE and sin_TE of the rotation angles for positions start .. start + T - 1.
+
+    Feature pair e rotates by 10000^(-e/E) radians per character: high frequencies encode short
+    distances, low ones long distances (Su et al. 2021, "RoFormer").
     """
-    dtype, device = (torch.float64, "cpu") if start else (like.dtype, like.device)  # not every device has float64
-    turns_E = 10000.0 ** (-torch.arange(0, D, 2, dtype=dtype, device=device) / D)
-    angles_TE = torch.arange(start, start + T, dtype=dtype, device=device)[:, None] * turns_E
+    # float32 angles lose precision far from the start of a text. Not every device has float64.
+    dtype, device = (torch.float64, "cpu") if start else (like.dtype, like.device)
+    inv_freq_E = 10000.0 ** (-torch.arange(0, D, 2, dtype=dtype, device=device) / D)
+    positions_T = torch.arange(start, start + T, dtype=dtype, device=device)
+    angles_TE = positions_T[:, None] * inv_freq_E
     return angles_TE.cos().to(like), angles_TE.sin().to(like)
 
 
 def rotate(x_BHTD: Tensor, cos_TE: Tensor, sin_TE: Tensor) -> Tensor:
-    """Turn each feature pair by its position's angle, x_BHTD to x_BHTD.
+    """Rotate each feature pair by its position's angle.
 
-    The dot product of a query and a key so turned depends on the distance between them alone
-    (Su et al. 2021, "RoFormer").
+    The dot product of a rotated query and a rotated key depends only on the distance between them.
     """
     cos_TE, sin_TE = cos_TE.to(x_BHTD.dtype), sin_TE.to(x_BHTD.dtype)
     a_BHTE, b_BHTE = x_BHTD.chunk(2, dim=-1)
-    return torch.cat((a_BHTE * cos_TE - b_BHTE * sin_TE, a_BHTE * sin_TE + b_BHTE * cos_TE), dim=-1)
+    rotated_a_BHTE = a_BHTE * cos_TE - b_BHTE * sin_TE
+    rotated_b_BHTE = a_BHTE * sin_TE + b_BHTE * cos_TE
+    return torch.cat((rotated_a_BHTE, rotated_b_BHTE), dim=-1)
 
 
 def norm(x: Tensor) -> Tensor:
-    """The last dimension at mean 0, variance 1 (Ba et al. 2016): on a CPU one pass, where RMSNorm would take five."""
+    """LayerNorm without gains (Ba et al. 2016): one kernel on a CPU, where RMSNorm takes several."""
     return F.layer_norm(x, (x.size(-1),))
 
 
+def linear_together(x: Tensor, *layers: nn.Module) -> list[Tensor]:
+    """[layer(x) for layer in layers], linear layers without bias as a single matrix product.
+
+    For query, key and value this saves 4 % of a training step on a CPU.
+    """
+    if all(type(layer) is nn.Linear and layer.bias is None for layer in layers):
+        weight = torch.cat([layer.weight for layer in layers])
+        return list(F.linear(x, weight).split([layer.out_features for layer in layers], dim=-1))
+    return [layer(x) for layer in layers]
+
+
 class Cache:
-    """What one block has computed of the latest characters: an argument of the model, never its state."""
+    """What the network remembers of the text so far. An argument of the model, never its state.
+
+    Each layer that looks back keeps its own tensors, under itself as the key.
+    """
 
     def __init__(self) -> None:
-        self.kv_2BHSD: Tensor | None = None  # with room for more; the latest end at `end`
-        self.last_BRC: dict[nn.Module, Tensor] = {}  # by each TokenShift, what it has seen last
-        self.length = self.end = 0
+        self.length = 0  # characters read so far, advanced by GPT.forward
+        self.keys_values: dict[nn.Module, tuple[Tensor, Tensor]] = {}
+        self.last_inputs: dict[nn.Module, Tensor] = {}
 
-    def extend(self, k_BHTD: Tensor, v_BHTD: Tensor, window: int) -> tuple[Tensor, Tensor]:
-        """Append T positions; return all keys and values that any of these sees, the window - 1 before them too."""
-        B, H, T, D = k_BHTD.shape
-        before = min(self.length, window - 1)
-        if self.kv_2BHSD is None or self.end + T > self.kv_2BHSD.size(3):
-            longer_2BHSD = v_BHTD.new_empty(2, B, H, before + T + window, D)
-            if before:
-                longer_2BHSD[:, :, :, :before] = self.kv_2BHSD[:, :, :, self.end - before : self.end]
-            self.kv_2BHSD, self.end = longer_2BHSD, before
-        begin, self.end, self.length = self.end - before, self.end + T, self.length + T
-        self.kv_2BHSD[0, :, :, begin + before : self.end] = k_BHTD
-        self.kv_2BHSD[1, :, :, begin + before : self.end] = v_BHTD
-        return self.kv_2BHSD[:, :, :, begin : self.end].unbind()
+    def append(
+        self, layer: nn.Module, k_BHTD: Tensor, v_BHTD: Tensor, window: int
+    ) -> tuple[Tensor, Tensor]:
+        """Append T positions; returns k_BHSD and v_BHSD, all that these T queries may see."""
+        if layer in self.keys_values:
+            old_k, old_v = self.keys_values[layer]
+            k_BHTD = torch.cat((old_k, k_BHTD), dim=2)
+            v_BHTD = torch.cat((old_v, v_BHTD), dim=2)
+        first = max(0, k_BHTD.size(2) - (window - 1))  # the next query sees no key before this
+        self.keys_values[layer] = k_BHTD[:, :, first:], v_BHTD[:, :, first:]
+        return k_BHTD, v_BHTD
 
 
 class Attention(nn.Module):
-    """Multi-head causal self-attention: query, key and value are learned views of the same x_BTC.
+    """Multi-head causal self-attention: query, key and value are three projections of one input.
 
-    Queries and keys are normalised before they meet, which keeps scores bounded at any learning
-    rate (Henry et al. 2020, "Query-key normalization"). `proj` starts at zero, so that a new
-    network is the identity and each block learns what to add to it.
+    Queries and keys are normalized, which bounds the scores at any learning rate (Henry et al.
+    2020, "Query-key normalization"). `proj` starts at zero, so a new block is the identity.
     """
 
     def __init__(self, n_embd: int, n_head: int, window: int) -> None:
         super().__init__()
-        self.n_head, self.window = n_head, window
-        self.qkv_3CC = nn.Parameter(torch.empty(3, n_embd, n_embd).uniform_(-(n_embd**-0.5), n_embd**-0.5))
+        self.n_head = n_head
+        self.window = window
+        self.query = nn.Linear(n_embd, n_embd, bias=False)
+        self.key = nn.Linear(n_embd, n_embd, bias=False)
+        self.value = nn.Linear(n_embd, n_embd, bias=False)
         self.proj = nn.Linear(n_embd, n_embd, bias=False)
         nn.init.zeros_(self.proj.weight)
+        self.attend = fastest_attend()
 
-    def forward(self, x_BTC: Tensor, cos_TE: Tensor, sin_TE: Tensor, cache: Cache | None = None) -> Tensor:
-        """x_BTC to out_BTC; with a `cache`, its characters are attended to as well, and x's join it."""
-        qkv_BTN = F.linear(x_BTC, self.qkv_3CC.flatten(0, 1))  # three products in one
-        qkv_3BHTD = qkv_BTN.unflatten(-1, (3, self.n_head, -1)).permute(2, 0, 3, 1, 4)
-        qk_2BHTD, v_1BHTD = qkv_3BHTD.split((2, 1))
-        q_BHTD, k_BHSD = rotate(norm(qk_2BHTD), cos_TE, sin_TE)
-        v_BHSD = v_1BHTD[0]
+    def forward(
+        self, x_BTC: Tensor, cos_TE: Tensor, sin_TE: Tensor, cache: Cache | None = None
+    ) -> Tensor:
+        """x_BTC to out_BTC. With a `cache`, x_BTC continues the text in it."""
+        q_BTC, k_BTC, v_BTC = linear_together(x_BTC, self.query, self.key, self.value)
+        q_BHTD = rotate(norm(self.split_heads(q_BTC)), cos_TE, sin_TE)
+        k_BHSD = rotate(norm(self.split_heads(k_BTC)), cos_TE, sin_TE)
+        v_BHSD = self.split_heads(v_BTC)
         if cache is not None:
-            k_BHSD, v_BHSD = cache.extend(k_BHSD, v_BHSD, self.window)
-        out_BHTD = fused_attend(q_BHTD, k_BHSD, v_BHSD, causal=True, window=self.window)
+            k_BHSD, v_BHSD = cache.append(self, k_BHSD, v_BHSD, self.window)
+        out_BHTD = self.attend(q_BHTD, k_BHSD, v_BHSD, causal=True, window=self.window)
         return self.proj(out_BHTD.transpose(1, 2).flatten(2))
+
+    def split_heads(self, x_BTC: Tensor) -> Tensor:
+        """x_BTC to x_BHTD."""
+        return x_BTC.unflatten(-1, (self.n_head, -1)).transpose(1, 2)

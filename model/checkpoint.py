@@ -1,163 +1,157 @@
-"""What a saved model is, and how it gets to disk and back whole.
+"""What a checkpoint holds; saving it, loading it, finding it.
 
-A file is what `torch.save` writes, plain values and tensors in a dict, then MAGIC and the SHA-256
-of all before it. (`torch.load` ignores what follows, so it reads the file too; it would also read
-a damaged one without a word, which is why `load` checks the digest before it parses anything.)
+A file is what `torch.save` writes (plain values and tensors), followed by MAGIC and the SHA-256 of
+everything before. PyTorch's own loader accepts most damaged files without a word, so `load` checks
+the digest before it parses anything.
 """
 
-import contextlib
 import hashlib
 import io
 import os
+import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import UnionType
-from typing import Any, get_origin, get_type_hints
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from model.ending import memory_for
+from model.errors import RunError, UserError, atomic_write, out_of_memory_hint
 
-MAGIC = b"QUILLPT1"
+MAGIC = b"QUILLPT2"
 
 
 @dataclass
 class Checkpoint:
-    """Everything a run needs to go on as if it had never stopped, or to sample from, with no other file.
+    """All that is needed to resume a run exactly, or to sample, without any other file.
 
-    There is no random state in it: what is random is a function of the config's seed and `step`.
+    It holds no random state: whatever is random is a function of the config's seed and `step`.
     """
 
-    config: dict[str, Any] = field(default_factory=dict)  # every key but out_dir
+    config: dict[str, Any] = field(default_factory=dict)  # all keys except out_dir
     vocab: str = ""
     data_sha256: str = ""
     model: dict[str, Tensor] = field(default_factory=dict)
-    optimizers: list[dict[int, dict[str, Tensor]]] = field(default_factory=list)  # their memory, weight by weight
+    optimizers: list[dict[str, Any]] = field(default_factory=list)
     scaler: dict[str, Any] = field(default_factory=dict)
-    step: int = 0  # optimiser steps done
-    val_loss: float | None = None  # nats per character, at step val_iter; none before the first evaluation
+    step: int = 0  # optimizer steps done
+    val_loss: float | None = None  # nats per character, measured at step val_iter
     val_iter: int | None = None
     best_val_loss: float | None = None
     best_iter: int | None = None
     seconds: float = 0.0  # wall clock, summed over resumes
-    train_seconds: float = 0.0  # of it, spent in training steps
+    train_seconds: float = 0.0  # of these, spent in training steps
 
 
 def save(checkpoint: Checkpoint, *paths: Path) -> None:
-    """Write it to each path.
-
-    Raises FloatingPointError, and writes nothing, if any number in it is not finite; OSError where
-    it cannot be written.
-    """
-    memories = [memory for held in checkpoint.optimizers for memory in held.values()]
-    numbers = [value for group in (checkpoint.model, *memories) for value in group.values()]
-    if not all(torch.as_tensor(value).isfinite().all() for value in numbers):
-        raise FloatingPointError(f"{paths[0]} was not written: the weights are no longer finite numbers")
+    """Write the checkpoint to each path. Raises RunError if it cannot be written."""
     buffer = io.BytesIO()
     torch.save(vars(checkpoint), buffer)
     buffer.write(MAGIC)
     buffer.write(hashlib.sha256(buffer.getbuffer()).digest())
     for path in paths:
-        write_whole(path, buffer.getbuffer())
-
-
-def write_whole(path: Path, content: bytes | memoryview) -> None:
-    """Write beside it, flush, move into place: at every moment `path` is whole. Raises OSError that names it."""
-    partial = path.with_name(path.name + ".tmp")
-    try:
-        with open(partial, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
-        raise OSError(f"{path} cannot be written ({error.strerror}); what was saved before is whole") from None
-
-
-def find(named: str | None, which: str) -> Path:
-    """The path of the checkpoint meant; `load` says whether it is there. Raises ValueError where no run is."""
-    if named is None:
-        runs = sorted(filter(os.path.isfile, Path("runs").glob("*/*.pt")), key=os.path.getmtime)
-        if not runs:
-            raise ValueError("there is no run under runs/ yet; train one with python train.py, or name a checkpoint")
-        named = str(runs[-1].parent)
-    return Path(named, f"{which}.pt") if os.path.isdir(named) else Path(named)
+        with atomic_write(path) as file:
+            file.write(buffer.getbuffer())
 
 
 def load(path: Path | str) -> Checkpoint:
-    """The checkpoint at `path`, its tensors on the CPU. Raises ValueError if it is not whole or not one."""
+    """Read a checkpoint, tensors on the CPU. Raises UserError if it is missing or damaged."""
     path = Path(path)
     if os.path.exists(path) and not os.path.isfile(path):
-        raise ValueError(f"checkpoint {path} cannot be read: it is no file")
+        raise UserError(f"{path} is not a file, so not a checkpoint.")
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise ValueError(f"checkpoint {path} cannot be read: {error.strerror}{_fall_back(path)}") from None
+        hint = _other_checkpoint_hint(path)
+        raise UserError(f"checkpoint {path} cannot be read: {error.strerror}.{hint}") from None
     payload, digest = content[:-32], content[-32:]
     if not payload.endswith(MAGIC) or hashlib.sha256(payload).digest() != digest:
-        raise ValueError(f"{path} is no checkpoint of Quill, or is damaged{_fall_back(path)}")
+        hint = _other_checkpoint_hint(path)
+        raise UserError(
+            f"{path} is not a checkpoint of this version of Quill, or it is damaged.{hint}"
+        )
     try:
-        with memory_for(f"{path} of {len(content):,} bytes"):
-            checkpoint = Checkpoint(**torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True))
-        for name, kind in get_type_hints(Checkpoint).items():
-            plain = kind if isinstance(kind, UnionType) else get_origin(kind) or kind
-            if isinstance(value := getattr(checkpoint, name), bool) or not isinstance(value, plain):
-                raise TypeError(name)
-        in_range = all(0 <= number < 2**53 for number in vars(checkpoint).values() if isinstance(number, int | float))
-        both = (checkpoint.best_val_loss is None) == (checkpoint.best_iter is None)
-        if not (checkpoint.vocab and in_range and both and all(isinstance(key, str) for key in checkpoint.config)):
-            raise ValueError("content")
-    except MemoryError:
-        raise
-    except Exception:  # its digest is right, so it was crafted; weights_only has run nothing of it
-        raise ValueError(f"{path} is no checkpoint of Quill") from None
-    return checkpoint
+        with out_of_memory_hint(f"{path} has {len(content):,} bytes."):
+            values = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
+        return Checkpoint(**values)
+    except (pickle.UnpicklingError, TypeError) as error:
+        raise UserError(f"{path} is not a checkpoint of this version of Quill: {error}") from None
 
 
-def capture(state: Checkpoint, model: nn.Module, optimizers: Sequence[Optimizer], scaler: GradScaler) -> None:
-    """Put the present weights and the optimisers' memory into `state`."""
-    state.model = model.state_dict()
-    state.optimizers = [optimizer.state_dict()["state"] for optimizer in optimizers]
-    state.scaler = scaler.state_dict()
+def resolve(name: str | None, which: str) -> Path:
+    """The checkpoint path for a run directory, a file, or None (the newest run).
+
+    `which` is "best" or "last". Raises UserError if there is no run at all.
+    """
+    if name is None:
+        files = [path for path in Path("runs").glob("*/*.pt") if path.is_file()]
+        if not files:
+            raise UserError(
+                "there is no run under runs/. Train one with python train.py, or name a checkpoint."
+            )
+        name = str(max(files, key=os.path.getmtime).parent)
+    return Path(name, f"{which}.pt") if os.path.isdir(name) else Path(name)
+
+
+def capture(
+    checkpoint: Checkpoint, model: nn.Module, optimizers: Sequence[Optimizer], scaler: GradScaler
+) -> None:
+    """Copy weights, optimizer states and scaler into `checkpoint`.
+
+    Raises RunError if a number in them is not finite: such a state is never saved.
+    """
+    states = [state for optimizer in optimizers for state in optimizer.state.values()]
+    tensors = [value for state in states for value in state.values() if torch.is_tensor(value)]
+    if not all(tensor.isfinite().all() for tensor in [*model.parameters(), *tensors]):
+        raise RunError("the weights are no longer finite. Checkpoints saved before are intact.")
+    checkpoint.model = model.state_dict()
+    checkpoint.optimizers = [optimizer.state_dict() for optimizer in optimizers]
+    checkpoint.scaler = scaler.state_dict()
 
 
 def restore(
-    state: Checkpoint, model: nn.Module, optimizers: Sequence[Optimizer] = (), scaler: GradScaler | None = None
+    checkpoint: Checkpoint,
+    model: nn.Module,
+    optimizers: Sequence[Optimizer] = (),
+    scaler: GradScaler | None = None,
 ) -> None:
-    """The reverse of `capture`; without optimisers, of the weights alone. Raises ValueError if they do not fit."""
+    """The reverse of `capture`; without optimizers, only the weights.
+
+    Raises UserError, with PyTorch's message, if they do not fit the code.
+    """
     try:
-        model.load_state_dict(_fitting(state.model, model.state_dict()))
-        for optimizer, memory in zip(optimizers, state.optimizers if optimizers else (), strict=True):
-            fresh = optimizer.state_dict()
-            optimizer.load_state_dict(fresh | {"state": _fitting(memory, fresh["state"])})
-        if scaler is not None and scaler.is_enabled() and state.scaler:
-            scaler.load_state_dict(_fitting(state.scaler, scaler.state_dict()))
-    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError):
-        raise ValueError("the checkpoint does not fit its own config") from None
+        model.load_state_dict(checkpoint.model)
+        if optimizers:
+            for optimizer, state in zip(optimizers, checkpoint.optimizers, strict=True):
+                _restore_optimizer(optimizer, state)
+        if scaler is not None and checkpoint.scaler:
+            scaler.load_state_dict(checkpoint.scaler)
+    except (RuntimeError, ValueError) as error:
+        raise UserError(f"the checkpoint does not fit the code in model/: {error}") from None
 
 
-def _fitting(saved: dict[Any, Any], fresh: dict[Any, Any]) -> dict[Any, Any]:
-    """`saved`, if it differs from `fresh` in its numbers alone; an optimiser would fail only at its first step."""
+def _restore_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
+    """Load the state after checking names and shapes, which PyTorch's optimizers do not.
 
-    def form(nest: Any) -> Any:
-        if isinstance(nest, dict):
-            return {key: form(value) for key, value in nest.items()}
-        return (nest.shape, nest.stride(), nest.dtype) if isinstance(nest, Tensor) else type(nest)
+    They match by position: without this check, reordered layers would swap their states.
+    """
+    names = [group["param_names"] for group in optimizer.param_groups]
+    saved_names = [group["param_names"] for group in state["param_groups"]]
+    if names != saved_names:
+        raise ValueError(f"{type(optimizer).__name__} was saved for other parameters")
+    optimizer.load_state_dict(state)
+    for parameter, values in optimizer.state.items():
+        for value in values.values():
+            if torch.is_tensor(value) and value.ndim and value.shape != parameter.shape:
+                raise ValueError(f"{type(optimizer).__name__} was saved for other shapes")
 
-    if form(saved) != form(fresh):
-        raise ValueError("form")
-    return saved
 
-
-def _fall_back(path: Path) -> str:
-    """Words that point to the other checkpoint of the same run, if it is there."""
+def _other_checkpoint_hint(path: Path) -> str:
+    """A hint at the other checkpoint of the same run, if there is one."""
     other = path.with_name({"last.pt": "best.pt", "best.pt": "last.pt"}.get(path.name, path.name))
-    there = other != path and os.path.isfile(other)
-    words = f"; {other} may be whole: sample it by its name or --which {other.stem}, or go on by --resume {other}"
-    return words if there else ""
+    if other == path or not other.is_file():
+        return ""
+    return f" {other} may be intact: sample from it by name, or train on with --resume {other}."

@@ -1,6 +1,6 @@
-"""Choosing the next character, and writing many of them.
+"""Sampling: from logits to the next character, and from there to whole texts.
 
-Shapes: B samples written side by side, T time, V vocabulary.
+Shapes: B texts written side by side, T time, V vocabulary.
 """
 
 import itertools
@@ -14,8 +14,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from model.attention import Cache
+from model.csampler import TEXTS, CSampler, make_csampler
 from model.gpt import GPT
-from model.native import TEXTS, Native, suits
 
 
 @dataclass(frozen=True)
@@ -24,123 +25,154 @@ class SamplingConfig:
 
     max_new_tokens: Annotated[int, "characters to write", "[1, inf)"] = 500
     num_samples: Annotated[int, "texts to write", "[1, 1000000]"] = 1
-    temperature: Annotated[float, "1: as learned; less: safer; 0: always the likeliest", "[0, inf)"] = 0.8
-    top_k: Annotated[int, "choose among the k likeliest only (0: all)", "[0, inf)"] = 0
-    top_p: Annotated[float, "choose among the likeliest that make up this probability", "(0, 1]"] = 1.0
-    seed: Annotated[int, "same seed, same text", "[0, inf)"] = 1337
+    temperature: Annotated[float, "below 1: safer, 0: always the likeliest", "[0, inf)"] = 0.8
+    top_k: Annotated[int, "sample from the k likeliest characters (0: from all)", "[0, inf)"] = 0
+    top_p: Annotated[float, "sample from the likeliest that reach this probability", "(0, 1]"] = 1.0
+    seed: Annotated[int, "the same seed gives the same text", "[0, inf)"] = 1337
 
 
-def probabilities(logits_BV: np.ndarray, config: SamplingConfig) -> np.ndarray:
-    """The distribution the next character is drawn from, probs_BV in float64.
+def next_char_probs(
+    logits_BV: np.ndarray, text_BT: np.ndarray, config: SamplingConfig
+) -> np.ndarray:
+    """The distribution from which the next character is drawn, probs_BV in float64.
 
-    Temperature first, then the k likeliest, then, among those, the fewest that together reach
-    top_p (Holtzman et al. 2019, "The curious case of neural text degeneration").
+    Temperature first, then the k likeliest, then the fewest of these that reach top_p (Holtzman
+    et al. 2019, "The curious case of neural text degeneration"). A new sampling rule goes here;
+    text_BT holds the ids of the prompt and of everything written so far.
     """
-    k = 1 if config.temperature == 0 else config.top_k or logits_BV.shape[-1]
+    V = logits_BV.shape[-1]
+    k = 1 if config.temperature == 0 else config.top_k or V
     logits_BV = logits_BV.astype(np.float64)
     logits_BV -= logits_BV.max(-1, keepdims=True)
     probs_BV = np.exp(logits_BV / max(config.temperature, 1e-200))
-    if k >= logits_BV.shape[-1] and config.top_p == 1:  # no need to rank them
+    if k >= V and config.top_p == 1:  # nothing to cut, so no need to sort
         return probs_BV / probs_BV.sum(-1, keepdims=True)
     order_BV = np.argsort(-logits_BV, -1, kind="stable")
-    ranked_BV = np.take_along_axis(probs_BV, order_BV, -1)
-    ranked_BV[:, k:] = 0
-    ranked_BV /= ranked_BV.sum(-1, keepdims=True)
-    ranked_BV[ranked_BV.cumsum(-1) - ranked_BV >= config.top_p] = 0
-    ranked_BV /= ranked_BV.sum(-1, keepdims=True)
-    np.put_along_axis(probs_BV, order_BV, ranked_BV, -1)
+    sorted_BV = np.take_along_axis(probs_BV, order_BV, -1)
+    sorted_BV[:, k:] = 0
+    sorted_BV /= sorted_BV.sum(-1, keepdims=True)
+    sorted_BV[sorted_BV.cumsum(-1) - sorted_BV >= config.top_p] = 0
+    sorted_BV /= sorted_BV.sum(-1, keepdims=True)
+    np.put_along_axis(probs_BV, order_BV, sorted_BV, -1)
     return probs_BV
 
 
-def choose(probs_BV: np.ndarray, uniform_B: np.ndarray) -> np.ndarray:
+def sample_ids(probs_BV: np.ndarray, uniform_B: np.ndarray) -> np.ndarray:
     """ids_B: where each uniform number in [0, 1) falls among the cumulative probabilities."""
     cumulative_BV = probs_BV.cumsum(-1)
     return (cumulative_BV > uniform_B[:, None] * cumulative_BV[:, -1:]).argmax(-1)
 
 
-def first_character(vocab: str) -> str:
-    """What a text without a prompt begins after: a newline, or, where there is none, a character there is."""
+def start_character(vocab: str) -> str:
+    """What a text without a prompt continues: a newline, or the first character of the vocabulary."""
     return "\n" if "\n" in vocab else vocab[0]
 
 
-def reader(model: GPT, B: int) -> Callable[[np.ndarray], np.ndarray]:
-    """What reads B texts, some more characters ids_BT at each call, and gives logits_BV of what follows.
-
-    That is `Native` where it will do, else the model itself.
-    """
-    if suits(model):
-        return Native(model, B)
-    device, cache = model.embedding.weight.device, model.new_cache()
+def make_step_fn(model: GPT, batch_size: int) -> Callable[[np.ndarray], np.ndarray]:
+    """Returns a function: append token ids ids_BT, get the next-token logits_BV."""
+    device, block_size = next(model.parameters()).device, model.config.block_size
+    cache, latest_BT = Cache(), np.empty((batch_size, 0), np.int32)
 
     @torch.inference_mode()
-    def read(ids_BT: np.ndarray) -> np.ndarray:
-        for part_BT in torch.from_numpy(ids_BT).to(device).split(model.config.block_size, dim=1):
+    def step(ids_BT: np.ndarray) -> np.ndarray:
+        nonlocal cache, latest_BT
+        if model.max_length is not None:
+            latest_BT = np.concatenate((latest_BT, ids_BT), axis=1)[:, -model.max_length :]
+            if cache.length + ids_BT.shape[1] > model.max_length:
+                # No positions left: start again from the latest half.
+                cache, ids_BT = Cache(), latest_BT[:, -(-model.max_length // 2) :]
+        for part_BT in torch.from_numpy(ids_BT).to(device).split(block_size, dim=1):
             logits_BTV = model(part_BT, cache)
-        return logits_BTV[:, -1].cpu().double().numpy()
+        return logits_BTV[:, -1].double().cpu().numpy()
 
-    return read
+    return step
 
 
 def generate(
-    model: GPT, prompt: list[int], config: SamplingConfig, samples: range | None = None
+    model: GPT,
+    prompt: list[int],
+    config: SamplingConfig,
+    samples: range | None = None,
+    csampler: CSampler | None = None,
 ) -> Iterator[np.ndarray]:
-    """Yield ids_B, the next character of each of num_samples texts that continue `prompt`, or of some of them.
+    """Yield ids_B, the next character of each text that continues `prompt`.
 
-    Sample i's draws are a function of (seed, i) alone: streamed, whole, alone or beside others, it is the same
-    text. However long it is, each character is what the model, run over all before it, would choose. The model is
-    to be in eval mode.
+    `samples` are the numbers of the texts to write; all num_samples by default. Text i depends
+    only on (seed, i), not on what is written beside it. With a `csampler` (`make_csampler`) the
+    logits come from it, otherwise from the model, which must be in eval mode.
     """
     samples = range(config.num_samples) if samples is None else samples
-    draws = [np.random.default_rng([config.seed, i]) for i in samples]
-    read, ids_BT = reader(model, len(draws)), np.array([prompt[-model.reach :]] * len(draws))
-    for _ in range(config.max_new_tokens):
-        probs_BV = probabilities(read(ids_BT), config)
-        ids_B = choose(probs_BV, np.array([draw.random() for draw in draws]))
-        yield ids_B
-        ids_BT = ids_B[:, None]
+    B, start = len(samples), len(prompt)
+    rngs = [np.random.default_rng([config.seed, i]) for i in samples]
+    step = csampler.start(B) if csampler is not None else make_step_fn(model, B)
+    text_BT = np.empty((B, start + min(config.max_new_tokens, 1000)), np.int32)
+    text_BT[:, :start] = prompt
+    new_BT = text_BT[:, :start]
+    for end in range(start, start + config.max_new_tokens):
+        if end == text_BT.shape[1]:
+            text_BT = np.concatenate((text_BT, np.empty_like(text_BT)), axis=1)
+        probs_BV = next_char_probs(step(new_BT), text_BT[:, :end], config)
+        text_BT[:, end] = sample_ids(probs_BV, np.array([rng.random() for rng in rngs]))
+        new_BT = text_BT[:, end : end + 1]
+        yield text_BT[:, end]
 
 
 def stream(
     model: GPT, vocab: str, prompt: list[int], config: SamplingConfig, stop: str = ""
 ) -> Iterator[tuple[int, str]]:
-    """Yield (0, character) as the first sample is written, then (i, text) for each of the others.
+    """Yield (0, character) while the first text is written, then (i, text) for each other text.
 
-    A sample ends at max_new_tokens, or where it has written `stop`. In native code the others are written
-    meanwhile, in threads of their own.
+    A text ends after max_new_tokens characters or after `stop`. The C sampler writes the other
+    texts in threads while the first is streamed.
     """
-    samples, native, enough = range(config.num_samples), suits(model), threading.Event()
-    width = TEXTS if native else len(samples)
-    groups = [samples[i : i + width] for i in samples[1::width]]
+    csampler = make_csampler(model)
+    others = range(1, config.num_samples)
+    group_size = TEXTS if csampler else max(1, len(others))
+    groups = [others[i : i + group_size] for i in range(0, len(others), group_size)]
+    cancelled = threading.Event()
 
-    def texts(group: range) -> list[tuple[int, str]]:
-        ids, whole = generate(model, prompt, config, group), [""] * len(group)
-        while (some := list(itertools.islice(ids, 64))) and not enough.is_set():
-            pieces = ("".join(vocab[id_] for id_ in ids_T) for ids_T in np.stack(some, 1))
-            whole = [text + piece for text, piece in zip(whole, pieces, strict=True)]
-            if stop and all(stop in text for text in whole):
+    def write_group(group: range) -> list[tuple[int, str]]:
+        steps = generate(model, prompt, config, group, csampler)
+        texts = [""] * len(group)
+        while (chunk := list(itertools.islice(steps, 64))) and not cancelled.is_set():
+            for i, ids_T in enumerate(np.stack(chunk, axis=1)):
+                texts[i] += "".join(vocab[id_] for id_ in ids_T)
+            if stop and all(stop in text for text in texts):
                 break
-        return [(i, "".join(text.partition(stop)[:2]) if stop else text) for i, text in zip(group, whole, strict=True)]
+        return [(i, cut_after(text, stop)) for i, text in zip(group, texts, strict=True)]
 
-    pool, latest = ThreadPoolExecutor(torch.get_num_threads()), ""
+    pool = ThreadPoolExecutor(torch.get_num_threads())
     try:
-        others = (pool.map if native else map)(texts, groups)  # the one begins at once, the other when asked
-        for ids_B in generate(model, prompt, config, samples[:1]):
-            yield 0, vocab[ids_B[0]]
-            latest = (latest + vocab[ids_B[0]])[-len(stop) :] if stop else ""
-            if stop and latest == stop:
-                break
-        yield from itertools.chain.from_iterable(others)
-    finally:  # also where the reader has had enough
-        enough.set()
+        other_texts = pool.map(write_group, groups) if csampler else map(write_group, groups)
+        tail = ""
+        for ids_B in generate(model, prompt, config, range(1), csampler):
+            character = vocab[ids_B[0]]
+            yield 0, character
+            if stop:
+                tail = (tail + character)[-len(stop) :]
+                if tail == stop:
+                    break
+        for group in other_texts:
+            yield from group
+    finally:  # also if the caller stops reading
+        cancelled.set()
         pool.shutdown(cancel_futures=True)
 
 
+def cut_after(text: str, stop: str) -> str:
+    """`text` up to and including the first `stop`, or all of it."""
+    return text[: text.index(stop) + len(stop)] if stop and stop in text else text
+
+
 @torch.inference_mode()
-def surprise(model: GPT, before: int, ids_N: np.ndarray) -> float:
-    """The sum over a text that follows the character `before` of -ln p(character), in nats."""
-    device, cache, nats = model.embedding.weight.device, model.new_cache(), 0.0
-    text_N = torch.from_numpy(np.append(before, ids_N)).long().to(device)
-    parts = (part_N.split(model.config.block_size) for part_N in (text_N[:-1], text_N[1:]))
-    for x_T, y_T in zip(*parts, strict=True):
-        nats += F.cross_entropy(model(x_T[None], cache)[0].float(), y_T, reduction="sum").item()
+def total_nll(model: GPT, first_id: int, ids_N: np.ndarray) -> float:
+    """Total negative log-likelihood, in nats, of a text that follows the character `first_id`."""
+    device, block_size = next(model.parameters()).device, model.config.block_size
+    ids = torch.from_numpy(np.append(first_id, ids_N)).long().to(device)
+    cache, nats = Cache(), 0.0
+    for x_T, y_T in zip(ids[:-1].split(block_size), ids[1:].split(block_size), strict=True):
+        if model.max_length is not None and cache.length + len(x_T) > model.max_length:
+            cache = Cache()
+        logits_TV = model(x_T[None], cache)[0].float()
+        nats += F.cross_entropy(logits_TV, y_T, reduction="sum").item()
     return nats

@@ -1,6 +1,9 @@
-"""The network: characters' embeddings, a stack of blocks, a score for every possible next character.
+"""The network: character embedding, a stack of blocks, a head that scores every next character.
 
-Shapes: B batch, T time (characters), C channels (n_embd), V vocabulary.
+This file and attention.py are the only definition of what Quill computes. Everything that computes
+it faster compares itself with `GPT.forward` before it is used.
+
+Shapes: B batch, T time (characters), C channels (n_embd), E half a head's width, V vocabulary.
 """
 
 from dataclasses import dataclass
@@ -10,26 +13,30 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.attention import Attention, Cache, norm, rotation
+from model.attention import Attention, Cache, norm, rotation_angles
+from model.errors import UserError
 
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """The network's size. The vocabulary's size is a fact of the text, and no choice."""
+    """The size of the network. vocab_size is not in it: it comes from the data."""
 
-    n_layer: Annotated[int, "blocks, one after another", "[1, 1000]"] = 4
+    n_layer: Annotated[int, "number of blocks", "[1, 1000]"] = 4
     n_head: Annotated[int, "attention heads per block", "[1, 1000]"] = 2
-    n_embd: Annotated[int, "channels: the width of a character's vector", "[1, 100000]"] = 128
-    block_size: Annotated[int, "context: characters that attention looks back over", "[1, 1000000]"] = 256
-    dropout: Annotated[float, "share of each block's output zeroed in training", "[0, 1)"] = 0.0
+    n_embd: Annotated[int, "channels of the residual stream", "[1, 100000]"] = 128
+    block_size: Annotated[int, "context: how many characters attention sees", "[1, 1000000]"] = 256
+    dropout: Annotated[float, "dropout after attention and feed-forward layer", "[0, 1)"] = 0.0
 
     def __post_init__(self) -> None:
         if self.n_embd % (2 * self.n_head):
-            raise ValueError(f"n_embd ({self.n_embd}) / n_head ({self.n_head}), a head's width, must be even and whole")
+            raise UserError(
+                f"n_embd is {self.n_embd} and n_head is {self.n_head}. "
+                "n_embd must be a multiple of twice n_head, so that a head's width is even."
+            )
 
 
 class MLP(nn.Module):
-    """The feed-forward layer: mixes the features of each character by itself, four times as wide inside."""
+    """The feed-forward layer: mixes the features of each position, four times as wide inside."""
 
     def __init__(self, n_embd: int) -> None:
         super().__init__()
@@ -38,47 +45,51 @@ class MLP(nn.Module):
         nn.init.zeros_(self.proj.weight)
 
     def forward(self, x_BTC: Tensor) -> Tensor:
-        return self.proj(F.relu(self.fc(x_BTC)).square())  # squared ReLU: So et al. 2021, "Primer"
+        """x_BTC to out_BTC."""
+        return self.proj(F.relu(self.fc(x_BTC)).square())  # ReLU²: So et al. 2021, "Primer"
 
 
 class TokenShift(nn.Module):
-    """Adds to each character's vector learned shares, channel by channel, of the REACH before it.
+    """Adds to each position a learned per-channel mix of the previous two (token shift).
 
-    In characters, what stands just to the left always matters: attention would spend a layer on
-    finding it (Peng et al. 2023, "RWKV", with a reach of one).
+    The characters just to the left always matter; attention would spend a layer on finding them.
+    Peng et al. 2023, "RWKV", mix one previous position.
     """
-
-    REACH = 2
 
     def __init__(self, n_embd: int) -> None:
         super().__init__()
-        self.share = nn.Parameter(torch.zeros(self.REACH, n_embd))
+        self.mix_1 = nn.Parameter(torch.zeros(n_embd))  # of the previous position
+        self.mix_2 = nn.Parameter(torch.zeros(n_embd))  # of the one before it
 
     def forward(self, x_BTC: Tensor, cache: Cache | None = None) -> Tensor:
-        """x_BTC to out_BTC; with a `cache`, x continues the text in it."""
+        """x_BTC to out_BTC. With a `cache`, x_BTC continues the text in it."""
         B, T, C = x_BTC.shape
-        before_BRC = x_BTC.new_zeros(B, self.REACH, C)
-        text_BSC = torch.cat((cache.last_BRC.get(self, before_BRC) if cache else before_BRC, x_BTC), dim=1)
-        if cache:
-            cache.last_BRC[self] = text_BSC[:, -self.REACH :]
-        for back, share_C in enumerate(self.share, start=1):
-            x_BTC = torch.addcmul(x_BTC, share_C, text_BSC[:, self.REACH - back :][:, :T])
-        return x_BTC
+        last_B2C = x_BTC.new_zeros(B, 2, C)
+        if cache is not None:
+            last_B2C = cache.last_inputs.get(self, last_B2C)
+        padded_BSC = torch.cat((last_B2C, x_BTC), dim=1)
+        if cache is not None:
+            cache.last_inputs[self] = padded_BSC[:, -2:]
+        out_BTC = torch.addcmul(x_BTC, self.mix_1, padded_BSC[:, 1 : T + 1])
+        return torch.addcmul(out_BTC, self.mix_2, padded_BSC[:, :T])
 
 
 class Block(nn.Module):
-    """Attention mixes positions, then the feed-forward layer mixes features; each adds to the stream x."""
+    """Attention mixes positions, then the feed-forward layer mixes features; both add to x."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        self.shift_attention, self.shift_mlp = TokenShift(config.n_embd), TokenShift(config.n_embd)
-        self.attention = Attention(config.n_embd, config.n_head, config.block_size)
+        self.shift_attention = TokenShift(config.n_embd)
+        self.attention = Attention(config.n_embd, config.n_head, window=config.block_size)
+        self.shift_mlp = TokenShift(config.n_embd)
         self.mlp = MLP(config.n_embd)
-        # Not inside attention: PyTorch's kernel would leave its fast path, at seven times the cost.
+        # There is no dropout of attention weights: it would cost the fused kernel a factor of 7.
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x_BTC: Tensor, cos_TE: Tensor, sin_TE: Tensor, cache: Cache | None = None) -> Tensor:
-        """x_BTC to x_BTC, with what this block has to add."""
+    def forward(
+        self, x_BTC: Tensor, cos_TE: Tensor, sin_TE: Tensor, cache: Cache | None = None
+    ) -> Tensor:
+        """x_BTC to x_BTC."""
         h_BTC = self.shift_attention(norm(x_BTC), cache)
         x_BTC = x_BTC + self.dropout(self.attention(h_BTC, cos_TE, sin_TE, cache))
         h_BTC = self.shift_mlp(norm(x_BTC), cache)
@@ -86,7 +97,11 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """A decoder-only transformer (Radford et al. 2018) in the form today's small-model records use."""
+    """A decoder-only transformer (Radford et al. 2018)."""
+
+    # Longest text the network can read. None: any, since positions are relative. Set it to
+    # block_size for learned positional embeddings; sampling and scoring then restart in time.
+    max_length: int | None = None
 
     def __init__(self, config: GPTConfig, vocab_size: int) -> None:
         super().__init__()
@@ -94,29 +109,20 @@ class GPT(nn.Module):
         self.embedding = nn.Embedding(vocab_size, config.n_embd)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         self.head = nn.Linear(config.n_embd, vocab_size, bias=False)
-        # A head of zeros calls every character equally likely: training starts at a loss of ln V.
-        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.weight)  # all characters equally likely: the first loss is ln V
 
-    def forward(self, ids_BT: Tensor, cache: list[Cache] | None = None) -> Tensor:
-        """ids_BT to logits_BTV: at each position, the scores of the character that follows it.
+    def forward(self, ids_BT: Tensor, cache: Cache | None = None) -> Tensor:
+        """ids_BT to logits_BTV: at each position, the scores of the next character.
 
-        The text may be of any length: attention looks back over block_size characters at most.
-        `cache` holds one Cache per block (`new_cache`); ids_BT then continues the text already in
-        it, and joins it.
+        The text may be longer than block_size; attention sees the latest block_size characters.
+        With a `cache`, ids_BT continues the text in it and is added to it.
         """
+        start, T = (cache.length if cache is not None else 0), ids_BT.size(1)
         x_BTC = norm(self.embedding(ids_BT))
-        start = cache[0].length if cache else 0
-        width = self.config.n_embd // self.config.n_head
-        cos_TE, sin_TE = rotation(start, ids_BT.size(1), width, like=x_BTC)
-        for i, block in enumerate(self.blocks):
-            x_BTC = block(x_BTC, cos_TE, sin_TE, cache[i] if cache else None)
+        head_width = self.config.n_embd // self.config.n_head
+        cos_TE, sin_TE = rotation_angles(start, T, head_width, like=x_BTC)
+        for block in self.blocks:
+            x_BTC = block(x_BTC, cos_TE, sin_TE, cache)
+        if cache is not None:
+            cache.length += T
         return self.head(norm(x_BTC))
-
-    @property
-    def reach(self) -> int:
-        """How many of a text's latest characters the next one's scores depend on, through all blocks."""
-        return 1 + self.config.n_layer * (self.config.block_size - 1 + 2 * TokenShift.REACH)
-
-    def new_cache(self) -> list[Cache]:
-        """An empty cache, to be passed to `forward`, which fills it."""
-        return [Cache() for _ in self.blocks]

@@ -10,7 +10,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import train
 from data import corpus
 
-hypothesis.settings.register_profile("quill", deadline=None)  # a machine may be busy: no test is timed
+hypothesis.settings.register_profile(
+    "quill", deadline=None
+)  # a machine may be busy: no test is timed
 hypothesis.settings.load_profile("quill")
 
 LINES = "".join(

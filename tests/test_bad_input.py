@@ -64,7 +64,10 @@ LATE = len(LINES)
         (["--data", "mark.txt"], ["mark.txt is empty"]),
         (["--data", "single.txt"], ["single.txt has 0", "1 to validate", "--block_size"]),
         (["--data", "same.txt"], ["same.txt", "'a'"]),
-        (["--data", "short.txt"], ["90 characters to train", "10 to validate", "block_size (16)", "--val_fraction"]),
+        (
+            ["--data", "short.txt"],
+            ["90 characters to train", "10 to validate", "block_size (16)", "--val_fraction"],
+        ),
         (["--data", "good.txt", "--block_size", "4000"], ["block_size (4000)"]),
         (["--data", "latin.txt"], ["latin.txt is not utf-8", "0xe9 at offset 0", "--encoding"]),
         (["--data", "late.txt"], [f"0xff at offset {LATE}"]),
@@ -101,7 +104,9 @@ def test_training_refuses(elsewhere, capsys, monkeypatch, argv, said):
         assert words in line
 
 
-def test_an_out_dir_that_will_not_do_is_named_before_anything_is_read(elsewhere, capsys, monkeypatch):
+def test_an_out_dir_that_will_not_do_is_named_before_anything_is_read(
+    elsewhere, capsys, monkeypatch
+):
     files(elsewhere)
     monkeypatch.setattr(train, "open_corpus", None)
     assert "file/x cannot be written" in refused(capsys, train.main, ["--out_dir", "file/x", *TINY])
@@ -167,7 +172,9 @@ def test_what_is_no_checkpoint_is_refused(run, capsys, main, content, said):
 
 def test_resuming_refuses_what_cannot_change_and_what_is_not_there(run, capsys):
     assert "n_layer" in refused(capsys, train.main, ["--resume", str(run), "--n_layer", "3"])
-    assert "learning_rate" in refused(capsys, train.main, ["--resume", str(run), "--learning_rate", "1"])
+    assert "learning_rate" in refused(
+        capsys, train.main, ["--resume", str(run), "--learning_rate", "1"]
+    )
     assert "nowhere" in refused(capsys, train.main, ["--resume", "nowhere"])
     shutil.copy(run / "last.pt", run / "best.pt")
     (run / "last.pt").write_bytes(b"damaged")
@@ -221,7 +228,9 @@ def test_sampling_refuses(run, capsys, elsewhere, argv, said):
 
 def test_a_checkpoint_of_whatever_name_is_not_written_over(run, capsys):
     shutil.copy(run / "best.pt", "model.bin")
-    assert "is a checkpoint's name" in refused(capsys, sample.main, ["model.bin", "--out", "./model.bin"])
+    assert "is a checkpoint's name" in refused(
+        capsys, sample.main, ["model.bin", "--out", "./model.bin"]
+    )
 
 
 def test_sampling_refuses_where_nothing_was_trained(capsys):

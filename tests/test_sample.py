@@ -82,7 +82,9 @@ def test_several_samples_are_parted_by_a_line_of_dashes(say):
 def test_how_many_are_written_changes_none_of_them(say):
     """Eight are written at a time, others in other threads."""
     flags = ["--prompt", "TOM:", "--max_new_tokens", "20", "--temperature", "2"]
-    texts = [say(*flags, "--num_samples", str(count)).split(sample.SEPARATOR) for count in (1, 8, 9, 30)]
+    texts = [
+        say(*flags, "--num_samples", str(count)).split(sample.SEPARATOR) for count in (1, 8, 9, 30)
+    ]
     for fewer in texts:
         assert fewer == texts[-1][: len(fewer)]
     assert len(set(texts[-1])) == len(texts[-1]) == 30
@@ -103,7 +105,14 @@ def test_it_imports_nothing_that_only_training_needs():
 
 @pytest.mark.parametrize("how", ["a reader that has had enough", "Ctrl-C"])
 def test_what_ends_it_ends_all_threads(run, how):
-    command = [sys.executable, str(ROOT / "sample.py"), "--max_new_tokens", "10000000", "--num_samples", "30"]
+    command = [
+        sys.executable,
+        str(ROOT / "sample.py"),
+        "--max_new_tokens",
+        "10000000",
+        "--num_samples",
+        "30",
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.read(1)
         if how == "Ctrl-C":
@@ -117,7 +126,10 @@ def test_what_ends_it_ends_all_threads(run, how):
 def test_a_text_ends_once_it_has_written_stop(say):
     whole = say("--max_new_tokens", "200", "--temperature", "1")
     stop = whole[20:23]
-    assert say("--max_new_tokens", "200", "--temperature", "1", "--stop", stop) == whole[: whole.index(stop) + 3]
+    assert (
+        say("--max_new_tokens", "200", "--temperature", "1", "--stop", stop)
+        == whole[: whole.index(stop) + 3]
+    )
     # What stands in the prompt does not count.
     assert len(say("--prompt", stop, "--stop", stop, "--max_new_tokens", "200")) > len(stop)
 
@@ -175,7 +187,9 @@ def test_score_is_the_loss_of_the_text(run, say, text_file):
     nats, bits = float(line.split()[0]), float(line.split()[2])
     assert bits == pytest.approx(nats / math.log(2), abs=1e-4)
     assert f"over {len(split)} characters" in line
-    assert nats == pytest.approx(saved.best_val_loss, abs=0.01)  # bfloat16, and windows that begin knowing nothing
+    assert nats == pytest.approx(
+        saved.best_val_loss, abs=0.01
+    )  # bfloat16, and windows that begin knowing nothing
     whole = say("--score", str(text_file))
     assert whole == say("--score", str(text_file), "--seed", "3")
     assert float(whole.split()[0]) != nats
@@ -187,7 +201,9 @@ def test_interactive_continues_one_prompt_after_another(run, say, capsys, monkey
     assert sample.main(["--interactive", *flags]) == 0
     said = capsys.readouterr()
     turns = [(0, ["--prompt", "KATE:"]), (2, []), (3, ["--prompt", "KATE:"])]
-    first, third, fourth = (say(*flags, *prompt, "--seed", str(1337 + turn)) for turn, prompt in turns)
+    first, third, fourth = (
+        say(*flags, *prompt, "--seed", str(1337 + turn)) for turn, prompt in turns
+    )
     assert said.out == f"{first}\n{third}\n{fourth}\n"
     assert first != fourth
     assert "error: the prompt has characters the model never saw" in said.err
@@ -230,7 +246,11 @@ def test_out_is_in_the_corpus_s_encoding(tiny, text_file, capsys):
 
 def test_temperature_zero_is_the_likeliest_whatever_the_seed(say):
     flags = ["--temperature", "0", "--max_new_tokens", "40"]
-    assert say(*flags, "--seed", "1") == say(*flags, "--seed", "2") == say("--top_k", "1", "--max_new_tokens", "40")
+    assert (
+        say(*flags, "--seed", "1")
+        == say(*flags, "--seed", "2")
+        == say("--top_k", "1", "--max_new_tokens", "40")
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -246,20 +266,35 @@ def test_a_code_page_without_the_characters_changes_nothing(elsewhere):
     environment = os.environ | {"PYTHONIOENCODING": "cp1252"}
 
     def command(*argv: str) -> bytes:
-        done = subprocess.run([sys.executable, *argv], env=environment, capture_output=True, check=False)
+        done = subprocess.run(
+            [sys.executable, *argv], env=environment, capture_output=True, check=False
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    command(str(ROOT / "train.py"), "--data", "text.txt", "--max_iters", "3", "--out_dir", "表/run", *TINY)
+    command(
+        str(ROOT / "train.py"),
+        "--data",
+        "text.txt",
+        "--max_iters",
+        "3",
+        "--out_dir",
+        "表/run",
+        *TINY,
+    )
     assert checkpoint.load("表/run/last.pt").vocab == "".join(sorted(set(text)))
-    out = command(str(ROOT / "sample.py"), "表/run", "--prompt", "月光", "--max_new_tokens", "20").decode("utf-8")
+    out = command(
+        str(ROOT / "sample.py"), "表/run", "--prompt", "月光", "--max_new_tokens", "20"
+    ).decode("utf-8")
     assert out.startswith("月光")
     assert len(out) == 22
 
 
 def test_a_reader_that_has_had_enough_ends_it_quietly(run):
     command = f"{sys.executable} {ROOT / 'sample.py'} --max_new_tokens 3000 | head -c 20"
-    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, check=False)
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command], capture_output=True, check=False
+    )
     assert done.returncode == 0
     assert len(done.stdout) == 20
     assert done.stderr.count(b"\n") == 1  # the line that names the checkpoint
@@ -267,7 +302,9 @@ def test_a_reader_that_has_had_enough_ends_it_quietly(run):
 
 def test_help_is_quiet_too():
     command = f"{sys.executable} {ROOT / 'sample.py'} --help | true"
-    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, check=False)
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command], capture_output=True, check=False
+    )
     assert (done.returncode, done.stderr) == (0, b"")
 
 

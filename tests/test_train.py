@@ -36,9 +36,23 @@ def same_tensors(a, b) -> bool:
 def assert_same_run(a: Path, b: Path) -> None:
     """Weights, optimisers, losses and curves are equal."""
     one, other = checkpoint.load(a / "last.pt"), checkpoint.load(b / "last.pt")
-    for name in ("model", "optimizers", "step", "val_loss", "best_val_loss", "best_iter", "config", "vocab"):
+    for name in (
+        "model",
+        "optimizers",
+        "step",
+        "val_loss",
+        "best_val_loss",
+        "best_iter",
+        "config",
+        "vocab",
+    ):
         assert same_tensors(getattr(one, name), getattr(other, name)), name
-    for split, tag in (("train", "loss"), ("train", "learning_rate"), ("train", "grad_norm"), ("val", "loss")):
+    for split, tag in (
+        ("train", "loss"),
+        ("train", "learning_rate"),
+        ("train", "grad_norm"),
+        ("val", "loss"),
+    ):
         assert curve(a, split, tag) == curve(b, split, tag)
 
 
@@ -63,7 +77,9 @@ def kill() -> None:
 
 
 @pytest.mark.parametrize(
-    "flags", [[], ["--dropout", "0.2", "--gradient_accumulation_steps", "2"]], ids=["plain", "dropout"]
+    "flags",
+    [[], ["--dropout", "0.2", "--gradient_accumulation_steps", "2"]],
+    ids=["plain", "dropout"],
 )
 def test_a_run_killed_and_resumed_is_the_run_never_killed(tiny, monkeypatch, flags):
     assert tiny(*SIXTY, *flags, "--out_dir", "whole") == 0
@@ -121,7 +137,16 @@ def test_a_compiled_run_resumes_as_exactly(tiny, monkeypatch, capsys):
 
 def test_how_often_one_looks_changes_nothing(tiny):
     for interval in ("7", "60"):
-        flags = ["--max_iters", "60", "--log_interval", "1", "--dropout", "0.1", "--eval_interval", interval]
+        flags = [
+            "--max_iters",
+            "60",
+            "--log_interval",
+            "1",
+            "--dropout",
+            "0.1",
+            "--eval_interval",
+            interval,
+        ]
         assert tiny(*flags, "--out_dir", interval) == 0
     assert curve(Path("7"), "train") == curve(Path("60"), "train")
     assert curve(Path("7"), "val")[-1] == curve(Path("60"), "val")[-1]
@@ -136,11 +161,31 @@ def test_a_step_in_parts_is_the_step(tiny):
 
 
 def test_two_processes_train_as_one(text_file, elsewhere):
-    flags = ["--max_iters", "5", "--log_interval", "1", "--dtype", "float32", "--data", str(text_file), *TINY]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    flags = [
+        "--max_iters",
+        "5",
+        "--log_interval",
+        "1",
+        "--dtype",
+        "float32",
+        "--data",
+        str(text_file),
+        *TINY,
+    ]
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node",
+        "2",
+    ]
     for command, name in (([sys.executable], "1"), (torchrun, "2")):
         subprocess.run(
-            [*command, str(ROOT / "train.py"), *flags, "--out_dir", name], check=True, capture_output=True, timeout=120
+            [*command, str(ROOT / "train.py"), *flags, "--out_dir", name],
+            check=True,
+            capture_output=True,
+            timeout=120,
         )
     one, two = (checkpoint.load(f"{name}/last.pt").model for name in "12")
     assert one.keys() == two.keys()
@@ -150,7 +195,9 @@ def test_two_processes_train_as_one(text_file, elsewhere):
 
 
 def test_a_run_s_folder_holds_what_it_promises(tiny, text_file):
-    assert tiny("--max_iters", "25", "--eval_interval", "10", "--out_dir", "run", "--seed", "5") == 0
+    assert (
+        tiny("--max_iters", "25", "--eval_interval", "10", "--out_dir", "run", "--seed", "5") == 0
+    )
     run = Path("run")
     assert {path.name for path in run.iterdir()} == {
         "config.toml", "last.pt", "best.pt", "summary.json", "train", "val"
@@ -176,7 +223,9 @@ def test_a_run_s_folder_holds_what_it_promises(tiny, text_file):
 
 def test_the_first_loss_is_that_of_knowing_nothing(tiny, text_file):
     assert tiny("--max_iters", "1", "--out_dir", "run") == 0
-    assert curve(Path("run"), "train")[0][1] == pytest.approx(math.log(len(set(text_file.read_text()))), rel=1e-3)
+    assert curve(Path("run"), "train")[0][1] == pytest.approx(
+        math.log(len(set(text_file.read_text()))), rel=1e-3
+    )
 
 
 def test_its_config_trains_the_same_again(tiny):
@@ -205,7 +254,10 @@ def test_a_worse_evaluation_never_touches_the_best(tiny, monkeypatch):
 def test_patience_ends_a_run_that_no_longer_improves(tiny, monkeypatch, capsys):
     losses = iter([2.0, 1.0, 3.0, 1.5, 0.5])
     monkeypatch.setattr(train, "evaluate", lambda *args: next(losses))
-    assert tiny("--max_iters", "90", "--eval_interval", "10", "--patience", "2", "--out_dir", "run") == 0
+    assert (
+        tiny("--max_iters", "90", "--eval_interval", "10", "--patience", "2", "--out_dir", "run")
+        == 0
+    )
     assert summary(Path("run"))["iters"] == 40
     assert "--resume run --patience 0" in capsys.readouterr().out
 
@@ -256,7 +308,9 @@ def test_a_text_that_changed_is_noticed_and_taken_if_named(tiny, text_file, monk
     assert train.main(["--resume", "run", "--max_iters", "8"]) == 2
     assert "--data" in capsys.readouterr().err
     with monkeypatch.context() as patch:
-        patch.setattr(train, "evaluate", lambda *args: 99.0)  # however hard the new text is, its best is its own
+        patch.setattr(
+            train, "evaluate", lambda *args: 99.0
+        )  # however hard the new text is, its best is its own
         assert train.main(["--resume", "run", "--max_iters", "8", "--data", str(text_file)]) == 0
     assert summary(Path("run"))["best_val_loss"] == 99.0
     text_file.write_text(text_file.read_text() + "é")
@@ -267,8 +321,13 @@ def test_a_text_that_changed_is_noticed_and_taken_if_named(tiny, text_file, monk
 def test_divergence_ends_with_status_1_and_the_last_checkpoint_whole(tiny, monkeypatch, capsys):
     loss_of = train.loss_of
     count = iter(range(10**6))
-    monkeypatch.setattr(train, "loss_of", lambda *args: loss_of(*args) * (math.nan if next(count) > 40 else 1))
-    assert tiny("--max_iters", "60", "--eval_interval", "5", "--log_interval", "1", "--out_dir", "run") == 1
+    monkeypatch.setattr(
+        train, "loss_of", lambda *args: loss_of(*args) * (math.nan if next(count) > 40 else 1)
+    )
+    assert (
+        tiny("--max_iters", "60", "--eval_interval", "5", "--log_interval", "1", "--out_dir", "run")
+        == 1
+    )
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("error: ")
     assert "learning rate" in error
@@ -324,7 +383,16 @@ def test_a_reader_that_goes_away_does_not_end_training(text_file, deaf):
     """As when `head`, or the terminal, closes: what is lost is the words, not the night."""
     reader, writer = os.pipe()
     os.close(reader)
-    command = [sys.executable, str(ROOT / "train.py"), "--data", str(text_file), *TINY, *SIXTY, "--out_dir", "run"]
+    command = [
+        sys.executable,
+        str(ROOT / "train.py"),
+        "--data",
+        str(text_file),
+        *TINY,
+        *SIXTY,
+        "--out_dir",
+        "run",
+    ]
     streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, deaf: writer}
     assert subprocess.run(command, check=False, timeout=120, **streams).returncode == 0
     assert summary(Path("run"))["iters"] == 60

@@ -130,7 +130,16 @@ def test_resumed_on_a_clock_that_is_behind_it_shows_each_step_once(tiny, monkeyp
             if Path("run").exists():
                 train.main(["--resume", "run"])
             else:
-                tiny("--max_iters", "30", "--eval_interval", "4", "--log_interval", "1", "--out_dir", "run")
+                tiny(
+                    "--max_iters",
+                    "30",
+                    "--eval_interval",
+                    "4",
+                    "--log_interval",
+                    "1",
+                    "--out_dir",
+                    "run",
+                )
         for path in list(Path("run").glob("*/events.*")):
             *first, second, rest = path.name.split(".", 4)
             path.rename(path.with_name(".".join([*first, f"{int(second) + ahead:010}", rest])))
@@ -143,11 +152,18 @@ def test_what_a_kill_leaves_behind_is_removed(tiny, text_file, monkeypatch):
     assert tiny("--max_iters", "4", "--out_dir", "run") == 0
     leftover, prepared = Path("run/best.pt.tmp"), Path("prepared")
     leftover.write_bytes(b"half a checkpoint")
-    for name, age in (("old.npy.123.tmp", 7200), ("young.npy.124.tmp", 0), ("old.npy", 7200), ("my.tmp", 7200)):
+    for name, age in (
+        ("old.npy.123.tmp", 7200),
+        ("young.npy.124.tmp", 0),
+        ("old.npy", 7200),
+        ("my.tmp", 7200),
+    ):
         (prepared / name).write_bytes(b"half a text")
         os.utime(prepared / name, (time.time() - age,) * 2)
     with monkeypatch.context() as patch:
-        patch.setattr(train, "evaluate", lambda *args: 99.0)  # no new best: nothing is written over it
+        patch.setattr(
+            train, "evaluate", lambda *args: 99.0
+        )  # no new best: nothing is written over it
         assert train.main(["--resume", "run", "--max_iters", "6"]) == 0
     assert not leftover.exists()
     text_file.write_text(LINES + "more")
@@ -159,17 +175,28 @@ def test_what_a_kill_leaves_behind_is_removed(tiny, text_file, monkeypatch):
 
 def test_a_second_training_in_the_same_folder_is_refused(tiny, text_file, monkeypatch):
     said = []
-    for argv in (["--resume", "run", "--max_iters", "9"], ["--out_dir", "run", *TINY, "--data", str(text_file)]):
+    for argv in (
+        ["--resume", "run", "--max_iters", "9"],
+        ["--out_dir", "run", *TINY, "--data", str(text_file)],
+    ):
         with monkeypatch.context() as patch:
-            at_step(patch, 1 if "--out_dir" in argv else 5, lambda: said.append(start(*argv).communicate()[1]))  # noqa: B023
+            at_step(
+                patch,
+                1 if "--out_dir" in argv else 5,
+                lambda: said.append(start(*argv).communicate()[1]),
+            )  # noqa: B023
             assert tiny("--max_iters", "8", "--eval_interval", "4", "--out_dir", "run") == 0
         if "--resume" in argv:
             assert train.main(["--resume", "run", "--max_iters", "9"]) == 0
         shutil.rmtree("run")
-    assert all(line == "error: run is in training by another process; wait for it\n" for line in said), said
+    assert all(
+        line == "error: run is in training by another process; wait for it\n" for line in said
+    ), said
 
 
-def test_two_that_looked_before_either_was_there_do_not_overwrite_each_other(tiny, monkeypatch, capsys):
+def test_two_that_looked_before_either_was_there_do_not_overwrite_each_other(
+    tiny, monkeypatch, capsys
+):
     """The second to hold the folder looks again."""
     require_free, calls = train.require_free, []
 
@@ -213,7 +240,9 @@ def test_a_run_resumed_begins_where_the_one_that_held_it_ended(tiny, monkeypatch
 def test_a_killed_process_leaves_no_lock(tmp_path):
     code = "import pathlib, sys, model.record as r\nwith r.hold(pathlib.Path(sys.argv[1])): print('held'); input()"
     command = [sys.executable, "-uc", code, str(tmp_path)]
-    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         process.stdout.readline()
         with pytest.raises(ValueError, match="another process"), hold(tmp_path):
             pass
@@ -225,7 +254,9 @@ def test_a_killed_process_leaves_no_lock(tmp_path):
 
 def test_a_second_ctrl_c_ends_at_once_and_what_was_saved_is_whole(tiny, monkeypatch):
     at_step(monkeypatch, 9, lambda: [os.kill(os.getpid(), signal.SIGINT) for _ in range(2)])
-    assert tiny("--max_iters", "20", "--eval_interval", "4", "--out_dir", "run") == 128 + signal.SIGINT
+    assert (
+        tiny("--max_iters", "20", "--eval_interval", "4", "--out_dir", "run") == 128 + signal.SIGINT
+    )
     assert checkpoint.load("run/last.pt").step == 8
     assert not Path("run/summary.json").exists()
 
@@ -261,7 +292,9 @@ def test_seconds_are_those_of_a_clock_that_is_never_set_back(tiny, monkeypatch):
 def test_a_power_cut_loses_no_point_before_the_checkpoint(tiny, monkeypatch):
     """The curves are flushed to the disk itself, and before it."""
     fsync, synced = os.fsync, []
-    monkeypatch.setattr(os, "fsync", lambda file: [fsync(file), synced.append(os.fstat(file).st_ino)])
+    monkeypatch.setattr(
+        os, "fsync", lambda file: [fsync(file), synced.append(os.fstat(file).st_ino)]
+    )
     assert tiny("--max_iters", "3", "--out_dir", "run") == 0
     names = {path.stat().st_ino: path.parent.name for path in Path("run").glob("*/events.*")}
     names |= {Path("run", name).stat().st_ino: name for name in ("last.pt", "best.pt")}
@@ -271,7 +304,9 @@ def test_a_power_cut_loses_no_point_before_the_checkpoint(tiny, monkeypatch):
 
 
 @pytest.mark.parametrize("what", ["loss", "gradient"])
-@pytest.mark.parametrize("looks", [("--log_interval", "10"), ("--eval_interval", "10", "--log_interval", "20")])
+@pytest.mark.parametrize(
+    "looks", [("--log_interval", "10"), ("--eval_interval", "10", "--log_interval", "20")]
+)
 def test_divergence_is_named_at_its_very_step(tiny, monkeypatch, capsys, what, looks):
     update, loss_of, calls = optim.update, train.loss_of, iter(range(10**6))
 
@@ -298,17 +333,44 @@ def test_divergence_is_named_at_its_very_step(tiny, monkeypatch, capsys, what, l
 
 def test_a_validation_loss_that_is_no_number_is_named_with_the_last_rate(tiny, monkeypatch, capsys):
     monkeypatch.setattr(train, "evaluate", lambda *args: float("nan"))
-    assert tiny("--max_iters", "4", "--out_dir", "run", "--warmup_iters", "0", "--learning_rate", "0.004") == 1
+    assert (
+        tiny(
+            "--max_iters",
+            "4",
+            "--out_dir",
+            "run",
+            "--warmup_iters",
+            "0",
+            "--learning_rate",
+            "0.004",
+        )
+        == 1
+    )
     error = capsys.readouterr().err.splitlines()[-1]
     assert "the validation loss became nan at step 4, at learning rate 0.001" in error
     assert not Path("run/last.pt").exists()
 
 
 def test_one_of_several_processes_that_fails_ends_the_others_with_a_line(text_file):
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node",
+        "2",
+    ]
     Path("run").mkdir()
     with hold(Path("run")):
-        command = [*torchrun, str(ROOT / "train.py"), "--data", str(text_file), *TINY, "--out_dir", "run"]
+        command = [
+            *torchrun,
+            str(ROOT / "train.py"),
+            "--data",
+            str(text_file),
+            *TINY,
+            "--out_dir",
+            "run",
+        ]
         done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
     assert "error: run is in training by another process; wait for it" in done.stderr
     assert "]: Traceback" not in done.stderr  # but torchrun has one of its own
@@ -339,7 +401,9 @@ def test_out_of_memory_tells_the_sizes(tiny, monkeypatch, capsys):
     assert tiny("--max_iters", "2", "--out_dir", "run") == 0
     monkeypatch.setattr(sample, "stream", full)
     assert sample.main(["run", "--num_samples", "7"]) == 1
-    assert "error: out of memory for num_samples 7 of run/best.pt; halve it" in capsys.readouterr().err
+    assert (
+        "error: out of memory for num_samples 7 of run/best.pt; halve it" in capsys.readouterr().err
+    )
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a limit of Linux")
@@ -363,14 +427,20 @@ def test_both_commands_set_the_limit_of_memory(tiny):
 def test_memory_that_is_not_there_is_told_and_no_reason_to_be_killed(text_file):
     """A limit of 3 GB stands in for the machine's own, which `keep_within_memory` sets."""
     limited = "import resource, sys; resource.setrlimit(resource.RLIMIT_DATA, (3 << 30,) * 2); import train; "
-    with start("--data", str(text_file), "--device", "cpu", "--n_embd", "20000", before=limited) as process:
+    with start(
+        "--data", str(text_file), "--device", "cpu", "--n_embd", "20000", before=limited
+    ) as process:
         said = process.communicate()[1]
     assert process.returncode == 1
-    assert "error: out of memory for batch_size 8 x block_size 256, n_layer 4, n_embd 20000;" in said
+    assert (
+        "error: out of memory for batch_size 8 x block_size 256, n_layer 4, n_embd 20000;" in said
+    )
 
 
 def test_a_folder_that_vanishes_is_one_line_and_status_1(text_file):
-    with start("--data", str(text_file), *TINY, *LONG, "--max_iters", "100000", "--out_dir", "run") as process:
+    with start(
+        "--data", str(text_file), *TINY, *LONG, "--max_iters", "100000", "--out_dir", "run"
+    ) as process:
         while not Path("run/last.pt").exists() and process.poll() is None:
             time.sleep(0.1)
         while Path("run").exists():  # it may be writing just now
@@ -423,8 +493,33 @@ def test_a_flipped_bit_is_refused_and_best_still_samples(tiny, capsys):
     assert sample.main(["run", "--max_new_tokens", "3"]) == 0
 
 
-FLAGS = ["data", "n_layer", "n_head", "resume", "prompt", "stop", "top_k", "temperature", "score", "interactive"]
-VALUES = ["=", "0", "1", "-1", "1e999", "nan", "text.txt", "run", "run/best.pt", ".", "/", "\x1b[2J", "-h"]
+FLAGS = [
+    "data",
+    "n_layer",
+    "n_head",
+    "resume",
+    "prompt",
+    "stop",
+    "top_k",
+    "temperature",
+    "score",
+    "interactive",
+]
+VALUES = [
+    "=",
+    "0",
+    "1",
+    "-1",
+    "1e999",
+    "nan",
+    "text.txt",
+    "run",
+    "run/best.pt",
+    ".",
+    "/",
+    "\x1b[2J",
+    "-h",
+]
 words = st.text(max_size=8) | st.sampled_from([*(f"--{flag}" for flag in FLAGS), *VALUES])
 
 
@@ -499,12 +594,30 @@ def try_flags(argv: list[str]) -> None:
     quiet(sample.main, ["run", "--max_new_tokens", "2", *argv])
 
 
-tensors = [torch.zeros(()), torch.full((16,), torch.nan), torch.zeros(1).expand(16, 16), torch.ones(2, 16).int()]
-plain = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.sampled_from(tensors)
-nested = st.recursive(plain, lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner))
-keys_ = sorted(set(keys(TrainConfig)) - {"data", "out_dir", "device", "compile", "max_iters", "n_layer", "n_embd"})
+tensors = [
+    torch.zeros(()),
+    torch.full((16,), torch.nan),
+    torch.zeros(1).expand(16, 16),
+    torch.ones(2, 16).int(),
+]
+plain = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=5)
+    | st.sampled_from(tensors)
+)
+nested = st.recursive(
+    plain, lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner)
+)
+keys_ = sorted(
+    set(keys(TrainConfig))
+    - {"data", "out_dir", "device", "compile", "max_iters", "n_layer", "n_embd"}
+)
 FUZZ = {
-    try_corpus: st.binary(max_size=60) | st.text(max_size=60).map(lambda text: text.encode("utf-8", "surrogatepass")),
+    try_corpus: st.binary(max_size=60)
+    | st.text(max_size=60).map(lambda text: text.encode("utf-8", "surrogatepass")),
     try_preset: st.binary(max_size=40)
     | st.builds(
         lambda key, value: f"{key} = {value}".encode(),

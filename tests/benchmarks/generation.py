@@ -44,7 +44,9 @@ def quill(saved: Checkpoint, count: int, length: int) -> float:
     model = GPT(config.model, len(saved.vocab)).eval()
     checkpoint.restore(saved, model)
     began = time.perf_counter()
-    for _ in stream(model, saved.vocab, [0], SamplingConfig(max_new_tokens=length, num_samples=count)):
+    for _ in stream(
+        model, saved.vocab, [0], SamplingConfig(max_new_tokens=length, num_samples=count)
+    ):
         pass
     return count * length / (time.perf_counter() - began)
 
@@ -63,7 +65,11 @@ def nanogpt(clone: Path, saved: Checkpoint) -> float:
 def llama(clone: Path, saved: Checkpoint) -> float:
     """The median of twenty texts of two windows: the context is one window in the mean, as Quill's is in the end."""
     V, C = len(saved.vocab), saved.config["n_embd"]
-    layers, heads, length = saved.config["n_layer"], saved.config["n_head"], 2 * saved.config["block_size"]
+    layers, heads, length = (
+        saved.config["n_layer"],
+        saved.config["n_head"],
+        2 * saved.config["block_size"],
+    )
     hidden = 8 * C // 3
     numbers = V * C + layers * (4 * C * C + 3 * C * hidden + 2 * C) + C + length * (C // heads)
     weights = np.random.default_rng(0).normal(size=numbers).astype(np.float32) * 0.1
@@ -72,13 +78,26 @@ def llama(clone: Path, saved: Checkpoint) -> float:
         Path(folder, "model").write_bytes(
             struct.pack("7i", C, hidden, layers, heads, heads, V, length) + weights.tobytes()
         )
-        Path(folder, "tokens").write_bytes(struct.pack("i", 1) + struct.pack("fis", 0.0, 1, b"x") * V)
-        flags = ["-O3", "-ffast-math", "-march=native", "-fopenmp", str(clone / "run.c"), "-lm", "-o", f"{folder}/run"]
+        Path(folder, "tokens").write_bytes(
+            struct.pack("i", 1) + struct.pack("fis", 0.0, 1, b"x") * V
+        )
+        flags = [
+            "-O3",
+            "-ffast-math",
+            "-march=native",
+            "-fopenmp",
+            str(clone / "run.c"),
+            "-lm",
+            "-o",
+            f"{folder}/run",
+        ]
         subprocess.run(["gcc", *flags], check=True, capture_output=True)
         speeds = []
         for seed in range(1, 21):
             flags = f"model -z tokens -t 0.8 -p 0 -s {seed} -n {length}".split()
-            said = subprocess.run(["./run", *flags], cwd=folder, capture_output=True, text=True, check=True).stderr
+            said = subprocess.run(
+                ["./run", *flags], cwd=folder, capture_output=True, text=True, check=True
+            ).stderr
             speeds += map(float, re.findall(r"tok/s: ([\d.]+)", said))
     return median(speeds)
 
@@ -87,7 +106,10 @@ def first_character(path: Path) -> float:
     """Seconds from `python sample.py` to the first character of the text."""
     began = time.perf_counter()
     with subprocess.Popen(
-        [sys.executable, "sample.py", str(path)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        [sys.executable, "sample.py", str(path)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
     ) as process:
         process.stdout.read(1)
         return time.perf_counter() - began
@@ -106,7 +128,11 @@ def main() -> None:
         f"{'one':>7} {'many':>7} {'first':>6} | {'nanoGPT':>7} {'one/':>6} {'many/':>6} | {'llama2.c':>8} {'one/':>5}"
     )
     for _ in given.seeds:
-        one, many, first = quill(saved, 1, LENGTH), quill(saved, MANY, LENGTH // 4), first_character(path)
+        one, many, first = (
+            quill(saved, 1, LENGTH),
+            quill(saved, MANY, LENGTH // 4),
+            first_character(path),
+        )
         line = f"{one:>7,.0f} {many:>7,.0f} {first:>5.2f}s |"
         if given.nanogpt:
             theirs = nanogpt(given.nanogpt, saved)

@@ -13,13 +13,13 @@ def main() -> None:
     )
     for seed in given.seeds:
         ours = quill("--device", "cuda", "--seed", seed)
-        line = (
-            f"{seed:>6} {ours.seconds_to(A100_LOSS):>9.1f}s {ours.wall:>5.0f}s {ours.summary['best_val_loss']:>7.4f} |"
-        )
+        line = f"{seed:>6} {ours.seconds_to(A100_LOSS):>9.1f}s {ours.wall:>5.0f}s {ours.summary['best_val_loss']:>7.4f} |"
         if given.nanogpt:
             theirs = nanogpt(given.nanogpt, tiny_shakespeare(), "--log_interval=1000")
             after = theirs.seconds_to(theirs.best)
-            line += f" {theirs.best:>12.4f} {after:>6.0f}s | {ours.seconds_to(A100_LOSS) / after:.3f}"
+            line += (
+                f" {theirs.best:>12.4f} {after:>6.0f}s | {ours.seconds_to(A100_LOSS) / after:.3f}"
+            )
         print(line, flush=True)
 
 

@@ -16,9 +16,7 @@ def main() -> None:
     )
     for seed in given.seeds:
         ours = quill("--seed", seed)
-        line = (
-            f"{seed:>6} {ours.seconds_to(A100_LOSS):>9.1f}s {ours.wall:>5.0f}s {ours.summary['best_val_loss']:>7.4f} |"
-        )
+        line = f"{seed:>6} {ours.seconds_to(A100_LOSS):>9.1f}s {ours.wall:>5.0f}s {ours.summary['best_val_loss']:>7.4f} |"
         if given.nanogpt:
             theirs = nanogpt(given.nanogpt, tiny_shakespeare(), *CPU_COMMAND)
             line += f" {theirs.wall:>11.1f}s {theirs.best:>7.4f} | {ours.seconds_to(A100_LOSS) / theirs.wall:.2f}"
@@ -45,15 +43,23 @@ def drawn(curves: dict[str, Outcome]) -> str:
         marks.append(f'<text x="{left - 30}" y="{float(y) + 4}">{tenth / 10}</text>')
         marks.append(f'<path d="M{x},{y} H{width - 80}" stroke="#ddd"/>')
     for seconds in range(0, int(longest) + 1, 10):
-        marks.append(f'<text x="{at(seconds, low).split(",")[0]}" y="{height - 20}">{seconds} s</text>')
+        marks.append(
+            f'<text x="{at(seconds, low).split(",")[0]}" y="{height - 20}">{seconds} s</text>'
+        )
     for (name, outcome), colour in zip(curves.items(), ("#c0392b", "#2980b9"), strict=True):
         points = [at(*point) for point in outcome.curve]
         x, y = points[-1].split(",")
-        marks.append(f'<polyline points="{" ".join(points)}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        marks.append(f'<text x="{float(x) + 5}" y="{y}" fill="{colour}">{name} {outcome.curve[-1][1]:.3f}</text>')
+        marks.append(
+            f'<polyline points="{" ".join(points)}" fill="none" stroke="{colour}" stroke-width="2"/>'
+        )
+        marks.append(
+            f'<text x="{float(x) + 5}" y="{y}" fill="{colour}">{name} {outcome.curve[-1][1]:.3f}</text>'
+        )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" '
-        f'font-size="12"><rect width="100%" height="100%" fill="white"/>\n' + "\n".join(marks) + "\n</svg>\n"
+        f'font-size="12"><rect width="100%" height="100%" fill="white"/>\n'
+        + "\n".join(marks)
+        + "\n</svg>\n"
     )
 
 

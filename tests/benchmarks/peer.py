@@ -50,7 +50,9 @@ def arguments(**defaults: object) -> argparse.Namespace:
     parser.add_argument("--nanogpt", type=Path, help="a clone of karpathy/nanoGPT")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     for name, value in defaults.items():
-        parser.add_argument(f"--{name}", default=value, nargs="*" if isinstance(value, list) else None)
+        parser.add_argument(
+            f"--{name}", default=value, nargs="*" if isinstance(value, list) else None
+        )
     return parser.parse_args()
 
 
@@ -66,7 +68,9 @@ def quill(*flags: object) -> Outcome:
 def nanogpt(clone: Path, text: Path, *flags: object) -> Outcome:
     """nanoGPT's train.py with config/train_shakespeare_char.py and these flags, on `text`; preparing is not timed."""
     with tempfile.TemporaryDirectory() as folder:
-        work = shutil.copytree(clone, f"{folder}/nanogpt", ignore=shutil.ignore_patterns(".git", "*.bin"))
+        work = shutil.copytree(
+            clone, f"{folder}/nanogpt", ignore=shutil.ignore_patterns(".git", "*.bin")
+        )
         data = Path(work, "data/shakespeare_char")
         shutil.copy(text, data / "input.txt")
         subprocess.run([sys.executable, "prepare.py"], cwd=data, check=True, capture_output=True)
@@ -80,7 +84,12 @@ def _timed(command: list[str], folder: Path, pattern: str, cache: str) -> Outcom
     environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": cache, "PYTHONUNBUFFERED": "1"}
     began = time.perf_counter()
     process = subprocess.Popen(
-        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command,
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
     for line in process.stdout:
         outcome.said += line
@@ -94,5 +103,7 @@ def _timed(command: list[str], folder: Path, pattern: str, cache: str) -> Outcom
 
 def machine() -> str:
     """One line for the head of a table."""
-    name = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{os.cpu_count()} CPU cores"
+    name = (
+        torch.cuda.get_device_name() if torch.cuda.is_available() else f"{os.cpu_count()} CPU cores"
+    )
     return f"{name}, torch {torch.__version__}, load {os.getloadavg()[0]:.2f}"

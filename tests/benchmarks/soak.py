@@ -57,7 +57,9 @@ def flips(count: int) -> str:
 def fuzz(count: int) -> str:
     """Hostile corpora, presets, checkpoints, prompts and flags: `attempt` raises for a traceback or another status."""
     if not Path("run").exists():
-        assert train.main(["--data", "text.txt", *TINY, "--max_iters", "2", "--out_dir", "run"]) == 0
+        assert (
+            train.main(["--data", "text.txt", *TINY, "--max_iters", "2", "--out_dir", "run"]) == 0
+        )
     for attempt, inputs in FUZZ.items():
         share = settings(
             max_examples=-(-count // len(FUZZ)),
@@ -71,7 +73,16 @@ def fuzz(count: int) -> str:
 
 def hour(seconds: int) -> str:
     """Resident memory, open files and threads of a training: what they reach in its first half and its second."""
-    flags = ["--data", "text.txt", "--max_iters", "100000000", "--eval_interval", "50", "--out_dir", "long"]
+    flags = [
+        "--data",
+        "text.txt",
+        "--max_iters",
+        "100000000",
+        "--eval_interval",
+        "50",
+        "--out_dir",
+        "long",
+    ]
     command = [sys.executable, str(ROOT / "train.py"), *flags]
     began, seen = time.monotonic(), []
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
@@ -92,7 +103,10 @@ def hour(seconds: int) -> str:
         (max(megabytes), median_high(open_), median_high(running))
         for megabytes, open_, running in (zip(*half, strict=True) for half in halves)
     )
-    assert after[0] - memory < 20 and after[1] <= files and after[2] <= threads, (halves, "it grows")
+    assert after[0] - memory < 20 and after[1] <= files and after[2] <= threads, (
+        halves,
+        "it grows",
+    )
     return (
         f"{checkpoint.load('long/last.pt').step:,} steps; at most {memory:.0f} MB in the first half, {after[0]:.0f} in "
         f"the second; {files} and {after[1]} files; {threads} and {after[2]} threads"

@@ -41,7 +41,10 @@ def test_a_config_written_is_the_config_read(given_values):
     assert build(TrainConfig, flat(config)) == config
 
 
-@given(st.sampled_from(["learning_rate", "max_iters", "data"]), st.one_of(st.integers(1, 10**6), positive, text))
+@given(
+    st.sampled_from(["learning_rate", "max_iters", "data"]),
+    st.one_of(st.integers(1, 10**6), positive, text),
+)
 def test_both_ways_to_write_a_flag_are_one(key, value):
     results = []
     for argv in ([f"--{key}", str(value)], [f"--{key}={value}"]):
@@ -65,7 +68,9 @@ def test_defaults_then_preset_then_flags(tmp_path):
 @pytest.mark.parametrize(("device", "preset"), [("cpu", "cpu.toml"), ("cuda", "gpu.toml")])
 def test_the_device_decides_the_preset_where_none_is_named(monkeypatch, device, preset):
     monkeypatch.setattr(runtime, "choose_device", lambda name: torch.device(device))
-    assert read_command([]).config == build(TrainConfig, read_toml(Path(configs.__file__).with_name(preset)))
+    assert read_command([]).config == build(
+        TrainConfig, read_toml(Path(configs.__file__).with_name(preset))
+    )
 
 
 @pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.name)
@@ -77,7 +82,10 @@ def test_a_preset_states_only_what_differs(path):
 
 def test_a_value_may_begin_with_a_dash():
     class_ = dataclasses.make_dataclass("C", [("run", RunConfig)], frozen=True)
-    assert read_flags(["--out_dir", "-x", "--seed=3"], class_, "")[1] == {"out_dir": "-x", "seed": 3}
+    assert read_flags(["--out_dir", "-x", "--seed=3"], class_, "")[1] == {
+        "out_dir": "-x",
+        "seed": 3,
+    }
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,9 @@ def test_a_text_comes_back_whole_whatever_the_size_of_the_pieces(tmp_path_factor
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-16-le", "utf-32-be"])
 def test_a_byte_order_mark_is_dropped_once(text_file, encoding):
     text = text_file.read_text()
-    text_file.write_bytes(("\ufeff" + text).encode(encoding) if encoding != "utf-16" else text.encode(encoding))
+    text_file.write_bytes(
+        ("\ufeff" + text).encode(encoding) if encoding != "utf-16" else text.encode(encoding)
+    )
     assert whole(opened(text_file, encoding=encoding)) == text
     assert read_text(text_file, encoding) == text
 
@@ -55,7 +57,12 @@ def test_latin_1_reads_any_bytes(text_file):
 
 
 def test_a_folder_is_its_texts_in_order_with_a_newline_between(tmp_path):
-    for name, text in {"b.txt": "bee" * 20, "a/z.txt": "zoo\n" * 20, "a/c.txt": "cat" * 20, "d.md": "no"}.items():
+    for name, text in {
+        "b.txt": "bee" * 20,
+        "a/z.txt": "zoo\n" * 20,
+        "a/c.txt": "cat" * 20,
+        "d.md": "no",
+    }.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     assert whole(opened(tmp_path)) == "cat" * 20 + "\n" + "zoo\n" * 20 + "\n" + "bee" * 20
@@ -84,17 +91,23 @@ def test_a_second_start_reads_what_the_first_prepared(text_file, monkeypatch):
 def test_what_was_prepared_from_a_text_is_not_used_for_another(text_file):
     first = opened(text_file)
     text = text_file.read_text()
-    text_file.write_text(text.replace("moon", "noom"))  # of the same length, with the same characters
+    text_file.write_text(
+        text.replace("moon", "noom")
+    )  # of the same length, with the same characters
     second = opened(text_file)
     assert whole(first) == text
     assert whole(second) == text.replace("moon", "noom")
     assert first.sha256 != second.sha256
     text_file.write_bytes("éè".encode() * 50)
-    assert opened(text_file, encoding="latin-1").sha256 != opened(text_file, encoding="utf-8").sha256
+    assert (
+        opened(text_file, encoding="latin-1").sha256 != opened(text_file, encoding="utf-8").sha256
+    )
 
 
 def test_ids_can_be_those_of_a_larger_vocabulary(text_file):
-    vocab = "zyx" + "".join(sorted(set(text_file.read_text()), reverse=True)).replace("x", "").replace("y", "")
+    vocab = "zyx" + "".join(sorted(set(text_file.read_text()), reverse=True)).replace(
+        "x", ""
+    ).replace("y", "")
     given_vocab = opened(text_file, vocab=vocab)
     assert given_vocab.tokenizer.vocab == vocab
     assert whole(given_vocab) == whole(opened(text_file))
@@ -116,7 +129,9 @@ def test_a_batch_is_a_function_of_seed_and_step_sliced_by_rank(text_file):
 
 
 def test_batches_are_windows_of_the_training_part_up_to_both_ends(text_file):
-    text_file.write_text("".join(map(chr, range(0x4E00, 0x4E00 + 60))))  # a character tells where it stands
+    text_file.write_text(
+        "".join(map(chr, range(0x4E00, 0x4E00 + 60)))
+    )  # a character tells where it stands
     data, starts = opened(text_file, block_size=8, val_fraction=0.4), set()
     for step in range(200):
         x_BT, y_BT = data.batch(8, 4, 0, step, slice(None))
@@ -165,7 +180,9 @@ def test_validation_predicts_every_character_but_the_first_once(text_file, block
     text_file.write_text("".join(map(chr, range(0x4E00, 0x4E00 + 640))))
     data = opened(text_file, block_size=block_size)
     targets = [
-        y for starts, T in data.windows(block_size) for y in data.pairs(data.val, starts, T)[1].flatten().tolist()
+        y
+        for starts, T in data.windows(block_size)
+        for y in data.pairs(data.val, starts, T)[1].flatten().tolist()
     ]
     assert targets == list(range(len(data.train) + 1, 640))
 

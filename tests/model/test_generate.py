@@ -49,7 +49,9 @@ def test_probabilities_are_a_distribution_that_favours_the_likely(logits, settin
 @given(logits_of, st.integers(1, V), st.floats(0.01, 1.0))
 def test_top_k_keeps_k_and_top_p_the_fewest_that_reach_p(logits, k, p):
     plain = probabilities(logits, SamplingConfig(temperature=1.0))
-    assert ((probabilities(logits, SamplingConfig(temperature=1.0, top_k=k)) > 0).sum(-1) <= k).all()
+    assert (
+        (probabilities(logits, SamplingConfig(temperature=1.0, top_k=k)) > 0).sum(-1) <= k
+    ).all()
     kept = probabilities(logits, SamplingConfig(temperature=1.0, top_p=p)) > 0
     for row, keep in zip(plain, kept, strict=True):
         assert row[keep].sum() >= p - 1e-9
@@ -60,7 +62,11 @@ def test_top_k_keeps_k_and_top_p_the_fewest_that_reach_p(logits, k, p):
 def test_ten_thousand_draws_never_leave_what_is_allowed():
     logits = np.random.default_rng(0).normal(size=(1, V)).repeat(10_000, 0)
     uniform = np.random.default_rng(1).random(10_000)
-    for settings in (SamplingConfig(top_k=3), SamplingConfig(top_p=0.6), SamplingConfig(top_k=4, top_p=0.5)):
+    for settings in (
+        SamplingConfig(top_k=3),
+        SamplingConfig(top_p=0.6),
+        SamplingConfig(top_k=4, top_p=0.5),
+    ):
         probs = probabilities(logits, settings)
         drawn = set(choose(probs, uniform).tolist())
         assert drawn == set(np.flatnonzero(probs[0]).tolist())
@@ -78,7 +84,10 @@ def test_draws_are_as_frequent_as_they_are_probable(temperature):
     assert chi_square < 22.46  # the 99.9th percentile at six degrees of freedom
 
 
-@given(arrays(np.float64, V, elements=st.sampled_from([0.0, 1e-300, 0.1, 1.0])), st.floats(0, 1, exclude_max=True))
+@given(
+    arrays(np.float64, V, elements=st.sampled_from([0.0, 1e-300, 0.1, 1.0])),
+    st.floats(0, 1, exclude_max=True),
+)
 def test_the_improbable_is_rare_but_the_impossible_never_happens(weights, uniform):
     weights[3] = 1.0
     probs = weights[None] / weights.sum()
@@ -89,7 +98,9 @@ def test_the_improbable_is_rare_but_the_impossible_never_happens(weights, unifor
 @pytest.mark.parametrize("block_size", [1, 2, 5, 8])
 @pytest.mark.parametrize("length", [0.5, 1, 2, 5])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_greedy_is_what_the_model_run_over_the_whole_text_finds_likeliest(block_size, length, dtype):
+def test_greedy_is_what_the_model_run_over_the_whole_text_finds_likeliest(
+    block_size, length, dtype
+):
     """On the cache or in native code, inside block_size and past it."""
     model, ids = network(block_size).to(dtype), [1]
     written = text(model, ids, max_new_tokens=max(1, int(length * block_size)), temperature=0)[0]
@@ -112,25 +123,35 @@ def test_all_of_a_long_prompt_counts():
     """Also what attention no longer sees: blocks above the first see further."""
     model, prompts = network(), np.random.default_rng(0).integers(V, size=(200, 40)).tolist()
     for seed, prompt in enumerate(prompts):
-        probs = probabilities(model(torch.tensor([prompt]))[:, -1].numpy(), SamplingConfig(temperature=1.0))
+        probs = probabilities(
+            model(torch.tensor([prompt]))[:, -1].numpy(), SamplingConfig(temperature=1.0)
+        )
         drawn = choose(probs, np.array([np.random.default_rng([seed, 0]).random()]))
         assert text(model, prompt, max_new_tokens=1, temperature=1.0, seed=seed)[0] == drawn
 
 
 def test_a_seed_is_a_text():
     model = network()
-    first, second, other = (text(model, [1], max_new_tokens=40, temperature=1.0, seed=s) for s in (1, 1, 2))
+    first, second, other = (
+        text(model, [1], max_new_tokens=40, temperature=1.0, seed=s) for s in (1, 1, 2)
+    )
     assert (first == second).all()
     assert (first != other).any()
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_a_sample_is_the_same_alone_and_beside_others(dtype):
-    model, settings = network().to(dtype), SamplingConfig(max_new_tokens=40, temperature=5.0, num_samples=13)
+    model, settings = (
+        network().to(dtype),
+        SamplingConfig(max_new_tokens=40, temperature=5.0, num_samples=13),
+    )
     beside = np.stack(list(generate(model, [1], settings)), axis=1)
     assert len({tuple(row) for row in beside}) == 13
     for some in (range(1), range(3, 12), range(12, 13)):
-        assert (np.stack(list(generate(model, [1], settings, some)), axis=1) == beside[some.start : some.stop]).all()
+        assert (
+            np.stack(list(generate(model, [1], settings, some)), axis=1)
+            == beside[some.start : some.stop]
+        ).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -138,7 +159,10 @@ def test_a_sample_is_the_same_alone_and_beside_others(dtype):
 def test_a_stream_is_the_texts_each_to_its_own_stop(dtype, stop):
     model, vocab = network().to(dtype), "abcdefg"
     settings = SamplingConfig(max_new_tokens=150, temperature=2.0, num_samples=20)
-    whole = ["".join(vocab[id_] for id_ in ids_T) for ids_T in np.stack(list(generate(model, [1], settings)), axis=1)]
+    whole = [
+        "".join(vocab[id_] for id_ in ids_T)
+        for ids_T in np.stack(list(generate(model, [1], settings)), axis=1)
+    ]
     streamed = list(stream(model, vocab, [1], settings, stop))
     first = [character for i, character in streamed if i == 0]
     assert all(len(character) == 1 for character in first)

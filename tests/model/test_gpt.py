@@ -53,7 +53,11 @@ def test_no_gradient_reaches_back_from_the_future():
 def test_every_weight_has_a_part_in_the_logits():
     model = network()
     model(ids(2, 12)).square().sum().backward()
-    assert [name for name, weight in model.named_parameters() if weight.grad is None or not weight.grad.any()] == []
+    assert [
+        name
+        for name, weight in model.named_parameters()
+        if weight.grad is None or not weight.grad.any()
+    ] == []
 
 
 def test_an_untrained_network_finds_all_characters_equally_likely():
@@ -71,7 +75,11 @@ def test_a_new_block_is_the_identity():
 
 
 def test_the_feed_forward_layer_mixes_no_positions_and_attention_does():
-    block, x, order = network().blocks[0], torch.randn(1, 5, 16, dtype=torch.float64), [3, 0, 4, 1, 2]
+    block, x, order = (
+        network().blocks[0],
+        torch.randn(1, 5, 16, dtype=torch.float64),
+        [3, 0, 4, 1, 2],
+    )
     angles = torch.ones(5, 4, dtype=torch.float64), torch.zeros(5, 4, dtype=torch.float64)
     torch.testing.assert_close(block.mlp(x[:, order]), block.mlp(x)[:, order])
     mixed = block.attention(x, *angles)
@@ -106,7 +114,9 @@ def test_one_character_in_two_contexts_has_one_embedding_and_two_vectors():
     assert not torch.allclose(seen["contextual"][0, 1], seen["contextual"][1, 3])
 
 
-@pytest.mark.parametrize("cuts", [[1] * 12, [5, 7], [7, 1, 4], [1] * 40, [12] * 3, [30, 1, 1, 8], [3, 37]])
+@pytest.mark.parametrize(
+    "cuts", [[1] * 12, [5, 7], [7, 1, 4], [1] * 40, [12] * 3, [30, 1, 1, 8], [3, 37]]
+)
 def test_cached_logits_equal_uncached_ones(cuts):
     """Also where the text is longer than block_size, and attention no longer sees all of it."""
     model, ids_BT = network(), ids(2, sum(cuts))
@@ -135,7 +145,10 @@ def test_the_cache_is_no_state_of_the_model():
 
 
 def test_dropout_is_for_training_alone():
-    model, ids_BT = network(config=GPTConfig(n_layer=2, n_head=2, n_embd=16, dropout=0.5)), ids(1, 9)
+    model, ids_BT = (
+        network(config=GPTConfig(n_layer=2, n_head=2, n_embd=16, dropout=0.5)),
+        ids(1, 9),
+    )
     assert torch.equal(model(ids_BT), model(ids_BT))
     model.train()
     assert not torch.equal(model(ids_BT), model(ids_BT))

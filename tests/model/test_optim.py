@@ -49,7 +49,9 @@ def test_update_steps_along_the_gradient_no_longer_than_the_clip(length, clip):
     count = sum(weight.numel() for weight in GPT(CONFIG, 7).parameters())
     model, before = network(lambda weight: length / count**0.5 * torch.ones_like(weight))
     norm = update(model, [torch.optim.SGD(model.parameters(), lr=1.0)], SCALER, 0.5, clip)
-    moved = torch.cat([(before[name] - weight).flatten() for name, weight in model.named_parameters()])
+    moved = torch.cat(
+        [(before[name] - weight).flatten() for name, weight in model.named_parameters()]
+    )
     assert norm.item() == pytest.approx(length, rel=1e-3)
     assert moved.norm().item() == pytest.approx(0.5 * min(length, clip or length), rel=1e-2)
     assert (moved > 0).all()
@@ -95,7 +97,9 @@ def test_weight_decay_pulls_on_the_matrices_of_the_blocks_alone():
         torch.testing.assert_close(weight, factor * before[name])
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 0.02), (torch.float16, 0.02), (torch.float32, 0.02)])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.bfloat16, 0.02), (torch.float16, 0.02), (torch.float32, 0.02)]
+)
 def test_muon_takes_pytorch_s_steps(dtype, tolerance):
     """Matrices of one shape together step as PyTorch's Muon, one by one and in bfloat16, makes them."""
     generator = torch.Generator().manual_seed(0)
@@ -103,7 +107,9 @@ def test_muon_takes_pytorch_s_steps(dtype, tolerance):
     ours = [torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in shapes]
     theirs = [torch.nn.Parameter(weight.detach().clone()) for weight in ours]
     muon = Muon(ours, 0.1, 0.3, dtype)
-    oracle = torch.optim.Muon(theirs, lr=0.1, weight_decay=0.3, adjust_lr_fn="match_rms_adamw", ns_steps=4)
+    oracle = torch.optim.Muon(
+        theirs, lr=0.1, weight_decay=0.3, adjust_lr_fn="match_rms_adamw", ns_steps=4
+    )
     for _ in range(3):
         for mine, other in zip(ours, theirs, strict=True):
             mine.grad = torch.randn(mine.shape, generator=generator)

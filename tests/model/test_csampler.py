@@ -53,7 +53,9 @@ def test_it_gives_the_model_s_logits_at_every_position(size, V, B):
     model, T = network(V, n_embd=width, **size), 70
     ids_BT = np.random.default_rng(0).integers(V, size=(B, T))
     read = Native(model, B)
-    read.state = np.append(read.state, np.full(64, 7, np.float32))  # behind its end nothing is written
+    read.state = np.append(
+        read.state, np.full(64, 7, np.float32)
+    )  # behind its end nothing is written
     read.logits_BV = np.full((B + 1, V), 7, np.float32)
     read.taken = read.state.ctypes.data, read.logits_BV.ctypes.data
     logits_BTV = np.stack([read(ids_BT[:, t : t + 1])[:B].copy() for t in range(T)], 1)
@@ -61,27 +63,39 @@ def test_it_gives_the_model_s_logits_at_every_position(size, V, B):
     assert (read.logits_BV[B:] == 7).all()
     with torch.no_grad():
         expected_BTV = model.double()(torch.from_numpy(ids_BT)).numpy()
-    np.testing.assert_allclose(logits_BTV, expected_BTV, rtol=1e-3, atol=1e-3 * np.abs(expected_BTV).max())
+    np.testing.assert_allclose(
+        logits_BTV, expected_BTV, rtol=1e-3, atol=1e-3 * np.abs(expected_BTV).max()
+    )
 
 
 @needs_a_compiler
 def test_far_from_the_start_it_is_as_exact_as_near_it():
     model = network(11, n_embd=32, block_size=8)
-    ids_BT, near, far = np.random.default_rng(0).integers(11, size=(2, 90)), Native(model, 2), Native(model, 2)
+    ids_BT, near, far = (
+        np.random.default_rng(0).integers(11, size=(2, 90)),
+        Native(model, 2),
+        Native(model, 2),
+    )
     far.position = 10**9
     np.testing.assert_allclose(far(ids_BT), near(ids_BT), rtol=1e-4, atol=1e-4)
 
 
 @needs_a_compiler
 def test_a_text_has_the_same_logits_to_the_last_bit_wherever_it_is_read():
-    model, ids_T = network(37, n_embd=40, n_head=2, block_size=8), np.random.default_rng(0).integers(37, size=(1, 20))
+    model, ids_T = (
+        network(37, n_embd=40, n_head=2, block_size=8),
+        np.random.default_rng(0).integers(37, size=(1, 20)),
+    )
     alone, beside = Native(model, 1)(ids_T), Native(model, 9)(ids_T.repeat(9, 0))
     assert (beside == alone).all()
 
 
 @needs_a_compiler
 def test_how_a_text_is_cut_changes_nothing():
-    model, ids_BT = network(11, n_embd=32, block_size=8), np.random.default_rng(0).integers(11, size=(3, 20))
+    model, ids_BT = (
+        network(11, n_embd=32, block_size=8),
+        np.random.default_rng(0).integers(11, size=(3, 20)),
+    )
     whole, pieces = Native(model, 3), Native(model, 3)
     for piece in np.split(ids_BT, [1, 5, 6], axis=1):
         last = pieces(piece)
@@ -99,9 +113,13 @@ def test_a_machine_without_a_compiler_writes_the_same(fresh, monkeypatch, compil
 
 
 @needs_a_compiler
-def test_it_is_compiled_once_and_again_where_it_is_damaged_or_cannot_be_kept(fresh, monkeypatch, tmp_path):
+def test_it_is_compiled_once_and_again_where_it_is_damaged_or_cannot_be_kept(
+    fresh, monkeypatch, tmp_path
+):
     calls, run = [], subprocess.run
-    monkeypatch.setattr(subprocess, "run", lambda argv, **how: calls.append(argv) or run(argv, **how))
+    monkeypatch.setattr(
+        subprocess, "run", lambda argv, **how: calls.append(argv) or run(argv, **how)
+    )
 
     def compiled(folder: str, code: str) -> int:
         """How often it was, up to and with this time."""
@@ -112,7 +130,10 @@ def test_it_is_compiled_once_and_again_where_it_is_damaged_or_cannot_be_kept(fre
         assert native.library()
         return sum("-c" in argv for argv in calls)
 
-    assert [compiled("a", "int step;") for _ in range(2)] == [1, 2]  # there is no folder to keep it in
+    assert [compiled("a", "int step;") for _ in range(2)] == [
+        1,
+        2,
+    ]  # there is no folder to keep it in
     (tmp_path / "a/__pycache__").mkdir()
     assert [compiled("a", "int step;") for _ in range(3)] == [3, 3, 3]
     (kept,) = (tmp_path / "a/__pycache__").iterdir()

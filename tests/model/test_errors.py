@@ -107,7 +107,11 @@ class Terminal(io.StringIO):
 
 
 def test_no_control_character_reaches_a_terminal_and_all_else_does():
-    everything, terminal, file = "".join(map(chr, range(0x250))).replace("\r", ""), Terminal(), io.StringIO()
+    everything, terminal, file = (
+        "".join(map(chr, range(0x250))).replace("\r", ""),
+        Terminal(),
+        io.StringIO(),
+    )
     say(everything, terminal)
     say(everything, file)
     assert file.getvalue() == everything + "\n"

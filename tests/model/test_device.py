@@ -16,25 +16,37 @@ ROOT = Path(__file__).parent.parent.parent
 def machine(monkeypatch):
     """machine(cuda=2, mps=False, bf16=True): pretend to be one of that kind."""
 
-    def pretend(cuda: int = 0, mps: bool = False, bf16: bool = True, cpu: tuple[str, ...] = ()) -> None:
+    def pretend(
+        cuda: int = 0, mps: bool = False, bf16: bool = True, cpu: tuple[str, ...] = ()
+    ) -> None:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda > 0)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: cuda)
         monkeypatch.setattr(
-            torch.cuda, "is_bf16_supported", lambda including_emulation=True: bf16 or including_emulation
+            torch.cuda,
+            "is_bf16_supported",
+            lambda including_emulation=True: bf16 or including_emulation,
         )
         monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
-        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: dict.fromkeys(cpu, True), raising=False)
+        monkeypatch.setattr(
+            torch.cpu, "get_capabilities", lambda: dict.fromkeys(cpu, True), raising=False
+        )
 
     return pretend
 
 
 def test_auto_takes_the_best_device_there_is(machine):
-    for there, expected in (({"cuda": 1, "mps": True}, "cuda"), ({"mps": True}, "mps"), ({}, "cpu")):
+    for there, expected in (
+        ({"cuda": 1, "mps": True}, "cuda"),
+        ({"mps": True}, "mps"),
+        ({}, "cpu"),
+    ):
         machine(**there)
         assert choose_device("auto").type == expected
 
 
-@pytest.mark.parametrize("name", ["cuda", "cuda:0", "mps", "gpu", "meta", "xpu", "cuda:x", "", "cpu:cpu", "vulkan"])
+@pytest.mark.parametrize(
+    "name", ["cuda", "cuda:0", "mps", "gpu", "meta", "xpu", "cuda:x", "", "cpu:cpu", "vulkan"]
+)
 def test_a_device_that_is_not_there_is_refused(machine, name):
     machine()
     with pytest.raises(ValueError, match="device"):
@@ -93,7 +105,10 @@ def test_seeds_are_a_function_of_the_key():
         return torch.rand(()).item()
 
     assert draw(1, 2) == draw(1, 2)
-    assert len({draw(1), draw(1, 0), draw(1, 0, 0), draw(1, 2), draw(1, 3), draw(2, 2), draw(1, 2, 1)}) == 7
+    assert (
+        len({draw(1), draw(1, 0), draw(1, 0, 0), draw(1, 2), draw(1, 3), draw(2, 2), draw(1, 2, 1)})
+        == 7
+    )
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
@@ -115,10 +130,10 @@ def test_memory_once_fetched_is_kept():
     count = "resource.getrusage(resource.RUSAGE_SELF).ru_minflt"
     faults = []
     for call in ("", "from model.runtime import keep_freed_memory; keep_freed_memory();"):
-        code = (
-            f"{call}import resource, torch\n{step}before = {count}\nfor _ in range(20): {step}\nprint({count} - before)"
+        code = f"{call}import resource, torch\n{step}before = {count}\nfor _ in range(20): {step}\nprint({count} - before)"
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True, timeout=60
         )
-        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True, timeout=60)
         faults.append(int(done.stdout))
     assert faults[1] < faults[0] / 4
 
@@ -133,5 +148,7 @@ def test_a_process_whose_others_are_gone_says_so(monkeypatch):
 
         monkeypatch.setattr(torch.distributed, "all_reduce", fail)
         for reduce in (lambda: here.sum(1.0), lambda: here.average(torch.ones(2))):
-            with pytest.raises(error, match="another process of this run" if error is OSError else words):
+            with pytest.raises(
+                error, match="another process of this run" if error is OSError else words
+            ):
                 reduce()

@@ -1,0 +1,144 @@
+/* The network of gpt.py for sampling on a CPU: one character of each of B texts per call, in float32.
+
+   GPT.forward is the specification. csampler.py compares the logits before it uses this file: if you
+   change the network, sampling goes on in PyTorch until the same change is made here.
+
+   PyTorch spends a few microseconds on every operation, and a small network has two hundred of them
+   per character. Here they cost nothing.
+
+   Letters as in gpt.py: B texts, C channels, H heads, D head width (C / H), E = D / 2, V vocabulary.
+   W is the attention window (block_size), S how much of it is filled, R the positions that the token
+   shift mixes. A matrix is stored COLUMNS outputs at a time; TEXTS texts share one pass over it
+   (csampler.py sets both). */
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+typedef struct { int layers, B, C, H, V, W, R; } sizes;
+typedef float vector __attribute__((vector_size(64), aligned(4)));
+enum { SET, ADD, SQUARED_RELU }; /* what to do with the result of a product */
+#define INLINED static inline __attribute__((always_inline))
+
+/* Layer normalization without gains. */
+static void norm(const float *x, float *out, int n) {
+    float mean = 0, variance = 0;
+    for (int i = 0; i < n; i++) mean += x[i] / n;
+    for (int i = 0; i < n; i++) variance += (x[i] - mean) * (x[i] - mean) / n;
+    for (int i = 0; i < n; i++) out[i] = (x[i] - mean) / sqrtf(variance + 1e-5f);
+}
+
+/* y = x matrix, for COLUMNS columns and up to TEXTS texts. `in` and `out` are the lengths of a row of x and y. */
+INLINED void product_tile(const float *matrix, const float *x, float *y, int texts, int columns, int in, int out,
+                          int how) {
+    vector sums[TEXTS][COLUMNS / 16] = {0};
+    for (int i = 0; i < in; i++) {
+        const vector *row = (const vector *)(matrix + i * COLUMNS);
+        for (int b = 0; b < texts; b++) {
+            sums[b][0] += x[b * in + i] * row[0];
+            sums[b][1] += x[b * in + i] * row[1];
+        }
+    }
+    for (int b = 0; b < texts; b++)
+        for (int j = 0; j < columns; j++) {
+            float sum = ((const float *)sums[b])[j], *to = y + b * out + j;
+            *to = how == SET ? sum : how == ADD ? *to + sum : sum > 0 ? sum * sum : 0;
+        }
+}
+
+/* y = x matrix, for B texts. Returns the address of the next weights. */
+INLINED const float *product(const float *matrix, const float *x, float *y, int B, int in, int out, int how) {
+    for (int j = 0; j < out; j += COLUMNS, matrix += COLUMNS * in) {
+        int b = 0, columns = out - j < COLUMNS ? out - j : COLUMNS;
+        for (; b + TEXTS <= B; b += TEXTS)
+            product_tile(matrix, x + b * in, y + b * out + j, TEXTS, columns, in, out, how);
+        for (; b < B; b++) product_tile(matrix, x + b * in, y + b * out + j, 1, columns, in, out, how);
+    }
+    return matrix;
+}
+
+/* Normalize x and add the token shift. `last` is a ring of the previous R normalized inputs.
+   Returns the address of the next weights. */
+static const float *norm_and_shift(const float *mix, const float *x, float *last, float *out, sizes n,
+                                   int64_t position) {
+    for (int b = 0; b < n.B; b++, x += n.C, out += n.C, last += n.R * n.C) {
+        float normalized[n.C];
+        norm(x, normalized, n.C);
+        memcpy(out, normalized, sizeof normalized);
+        for (int back = 1; back <= n.R; back++) {
+            const float *before = last + (position + n.R - back) % n.R * n.C;
+            for (int i = 0; i < n.C; i++) out[i] += mix[(back - 1) * n.C + i] * before[i];
+        }
+        memcpy(last + position % n.R * n.C, normalized, sizeof normalized);
+    }
+    return mix + n.R * n.C;
+}
+
+/* Rotate feature pairs by their position's angle. */
+static void rotate(float *x, const float *cosine, const float *sine, int E) {
+    for (int e = 0; e < E; e++) {
+        float a = x[e], b = x[E + e];
+        x[e] = a * cosine[e] - b * sine[e];
+        x[E + e] = a * sine[e] + b * cosine[e];
+    }
+}
+
+/* softmax(q K / sqrt(D)) V for one head. Normalized q and k have length sqrt(D) at most, so a score is
+   sqrt(D) at most and exp cannot overflow. */
+static void attend(const float *q, const float *K, const float *V, float *out, int S, int W, int D) {
+    float weights[W + COLUMNS], sum = 0;
+    product(K, q, weights, 1, D, (S + COLUMNS - 1) / COLUMNS * COLUMNS, SET);
+    for (int s = 0; s < S; s++) sum += weights[s] = expf(weights[s] / sqrtf(D));
+    for (int s = 0; s < S; s++) weights[s] /= sum;
+    for (int d = 0; d < D; d += COLUMNS)
+        product_tile(V + d * W, weights, out + d, 1, D - d < COLUMNS ? D - d : COLUMNS, S, D, SET);
+}
+
+/* Read the characters `ids` at `position`; write the logits of the next ones. `state` holds temporary
+   values, then what each block remembers of earlier positions; it starts as zeros. */
+void step(const sizes *given, const float *weights, const int64_t *ids, int64_t position, float *state,
+          float *logits) {
+    const sizes n = *given;
+    const int B = n.B, C = n.C, D = C / n.H, E = D / 2;
+    const int S = position < n.W ? position + 1 : n.W, slot = position % n.W; /* keys and values are a ring */
+    const int tile = slot / COLUMNS * COLUMNS, columns = (n.W + COLUMNS - 1) / COLUMNS * COLUMNS;
+    float cosine[E], sine[E], q[D], k[D];
+    float *x = state, *h = x + B * C, *wide = h + B * C, *memory = wide + 4 * B * C;
+    for (int e = 0; e < E; e++) {
+        double angle = position * pow(10000, -(double)e / E);
+        cosine[e] = cos(angle);
+        sine[e] = sin(angle);
+    }
+    for (int b = 0; b < B; b++) norm(weights + ids[b] * C, x + b * C, C);
+    weights += n.V * C;
+    for (int layer = 0; layer < n.layers; layer++) {
+        /* Attention */
+        weights = norm_and_shift(weights, x, memory, h, n, position);
+        memory += n.R * B * C;
+        float *queries = wide, *keys = queries + B * C, *values = keys + B * C;
+        weights = product(weights, h, queries, B, C, C, SET);
+        weights = product(weights, h, keys, B, C, C, SET);
+        weights = product(weights, h, values, B, C, C, SET);
+        for (int i = 0; i < B * n.H; i++) { /* head i % H of text i / H */
+            float *K = memory, *V = K + columns * D;
+            norm(queries + i * D, q, D);
+            rotate(q, cosine, sine, E);
+            norm(keys + i * D, k, D);
+            rotate(k, cosine, sine, E);
+            for (int d = 0; d < D; d++) {
+                K[tile * D + d * COLUMNS + slot - tile] = k[d];
+                V[d / COLUMNS * COLUMNS * n.W + slot * COLUMNS + d % COLUMNS] = values[i * D + d];
+            }
+            attend(q, K, V, h + i * D, S, n.W, D);
+            memory = V + (D + COLUMNS - 1) / COLUMNS * COLUMNS * n.W;
+        }
+        weights = product(weights, h, x, B, C, C, ADD);
+        /* Feed-forward layer */
+        weights = norm_and_shift(weights, x, memory, h, n, position);
+        memory += n.R * B * C;
+        weights = product(weights, h, wide, B, C, 4 * C, SQUARED_RELU);
+        weights = product(weights, wide, x, B, 4 * C, C, ADD);
+    }
+    for (int b = 0; b < B; b++) norm(x + b * C, h + b * C, C);
+    product(weights, h, logits, B, C, n.V, SET);
+}

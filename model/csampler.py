@@ -1,0 +1,208 @@
+"""The C sampler: csampler.c computes the network of gpt.py at the speed of a CPU.
+
+It is used only after it has given the same logits as the model. It samples about ten times as fast.
+"""
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from model.errors import print_once
+from model.gpt import GPT, GPTConfig
+
+SOURCE = Path(__file__).with_name("csampler.c")
+COLUMNS = 32  # columns of a matrix that lie side by side in memory
+TEXTS = 8  # texts that share one pass over a matrix
+SHIFT = 2  # previous positions that the token shift mixes
+MAX_WINDOW = 2048  # the check takes window² time; with longer windows PyTorch is as fast
+
+
+def make_csampler(model: GPT) -> "CSampler | None":
+    """The C sampler for `model`, if it can be used and computes the same logits; otherwise None.
+
+    It is for float32 on a CPU. Where the model differs from csampler.c, or no C compiler is
+    found, a note on standard error says so, once. The model must be in eval mode.
+    """
+    weight = next(model.parameters())
+    if weight.device.type != "cpu" or weight.dtype != torch.float32:
+        return None
+    if torch.is_autocast_enabled("cpu") or model.config.block_size > MAX_WINDOW:
+        return None
+    if load_library() is None:
+        problem = "no C compiler was found"
+    elif difference := find_difference(model):
+        problem = f"the network in model/ differs from model/csampler.c ({difference})"
+    else:
+        return CSampler(model)
+    print_once(f"note: {problem}. Sampling uses PyTorch, about 10 times slower.", sys.stderr)
+    return None
+
+
+def find_difference(model: GPT) -> str:
+    """How `model` differs from csampler.c, in words; "" if it does not.
+
+    The model must have the parameters that csampler.c expects, and give the same logits, to
+    rounding, on a text longer than its window.
+    """
+    shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+    expected = dict(parameter_shapes(model.config, shapes.get("embedding.weight", (0,))[0]))
+    if shapes != expected:
+        names = [name for name in [*shapes, *expected] if shapes.get(name) != expected.get(name)]
+        return f"parameter {names[0]}"
+    probe_length = model.config.block_size + 8
+    ids_T = np.random.default_rng(0).integers(len(model.embedding.weight), size=probe_length)
+    with torch.inference_mode():
+        expected_TV = model(torch.from_numpy(ids_T)[None])[0].numpy()
+    step = CSampler(model).start(batch_size=1)
+    logits_TV = np.concatenate([step(ids_11).copy() for ids_11 in ids_T[:, None, None]])
+    error = np.abs(logits_TV - expected_TV).max()
+    if error <= 1e-3 * max(1.0, np.abs(expected_TV).max()):
+        return ""
+    return f"logits by {error:.2g}"
+
+
+def parameter_shapes(config: GPTConfig, V: int) -> list[tuple[str, tuple[int, ...]]]:
+    """The parameters of the network in csampler.c, in the order in which it reads them."""
+    C = config.n_embd
+    block = [
+        ("shift_attention.mix_1", (C,)),
+        ("shift_attention.mix_2", (C,)),
+        ("attention.query.weight", (C, C)),
+        ("attention.key.weight", (C, C)),
+        ("attention.value.weight", (C, C)),
+        ("attention.proj.weight", (C, C)),
+        ("shift_mlp.mix_1", (C,)),
+        ("shift_mlp.mix_2", (C,)),
+        ("mlp.fc.weight", (4 * C, C)),
+        ("mlp.proj.weight", (C, 4 * C)),
+    ]
+    blocks = [
+        (f"blocks.{layer}.{name}", shape)
+        for layer in range(config.n_layer)
+        for name, shape in block
+    ]
+    return [("embedding.weight", (V, C)), *blocks, ("head.weight", (V, C))]
+
+
+class CSampler:
+    """The weights of a model as csampler.c reads them. Make one with `make_csampler`."""
+
+    def __init__(self, model: GPT) -> None:
+        self.config = model.config
+        self.vocab_size = model.head.out_features
+        self.weights = pack_weights(model)
+
+    def start(self, batch_size: int) -> "CTexts":
+        """`batch_size` empty texts."""
+        return CTexts(self, batch_size)
+
+
+class CTexts:
+    """B texts that grow together, in one thread."""
+
+    def __init__(self, sampler: CSampler, B: int) -> None:
+        config, V = sampler.config, sampler.vocab_size
+        C, H, L, W = config.n_embd, config.n_head, config.n_layer, config.block_size
+        D = C // H
+        # The `sizes` of csampler.c, in its order.
+        self.sizes = np.array([L, B, C, H, V, W, SHIFT], np.intc)
+        self.sampler = sampler
+        self.receptive_field = 1 + L * (W - 1 + 2 * SHIFT)
+        keys_and_values = H * (round_up(W) * D + round_up(D) * W)  # of one text in one block
+        self.state = np.zeros(B * (6 * C + L * (2 * SHIFT * C + keys_and_values)), np.float32)
+        self.logits_BV = np.empty((B, V), np.float32)
+        self.ids_B = np.empty(B, np.int64)
+        self.position = 0
+        self.step = load_library().step
+        self.step.restype = None
+        pointer = ctypes.c_void_p
+        self.step.argtypes = [pointer, pointer, pointer, ctypes.c_int64, pointer, pointer]
+
+    def __call__(self, ids_BT: np.ndarray) -> np.ndarray:
+        """Append T token ids to each text; returns the next-token logits_BV.
+
+        The array is overwritten by the next call.
+        """
+        if self.position == 0:
+            ids_BT = ids_BT[:, -self.receptive_field :]  # what came before has no influence
+        sizes, weights = self.sizes.ctypes.data, self.sampler.weights.ctypes.data
+        ids, state = self.ids_B.ctypes.data, self.state.ctypes.data
+        logits = self.logits_BV.ctypes.data
+        for t in range(ids_BT.shape[1]):
+            self.ids_B[:] = ids_BT[:, t]
+            self.step(sizes, weights, ids, self.position, state, logits)
+            self.position += 1
+        return self.logits_BV
+
+
+def round_up(n: int) -> int:
+    """The next multiple of COLUMNS."""
+    return -(-n // COLUMNS) * COLUMNS
+
+
+def pack_weights(model: GPT) -> np.ndarray:
+    """All weights in the order in which csampler.c reads them.
+
+    A matrix is stored COLUMNS outputs at a time, padded with zeros.
+    """
+
+    def pack_matrix(weight_OC: Tensor) -> np.ndarray:
+        outputs, inputs = weight_OC.shape
+        padded = np.pad(weight_OC.numpy(), ((0, round_up(outputs) - outputs), (0, 0)))
+        return padded.reshape(-1, COLUMNS, inputs).transpose(0, 2, 1)
+
+    parts = []
+    weights = model.state_dict()
+    for name, shape in parameter_shapes(model.config, model.head.out_features):
+        is_matrix = len(shape) == 2 and name != "embedding.weight"
+        parts.append(pack_matrix(weights[name]) if is_matrix else weights[name].numpy())
+    return np.concatenate([np.ravel(part) for part in parts])
+
+
+@functools.cache
+def load_library() -> ctypes.CDLL | None:
+    """csampler.c, compiled for this processor and kept in __pycache__; None if that fails."""
+    compiler = os.environ.get("CC", "cc").split()
+    flags = ["-O3", "-march=native", "-ffast-math", "-fPIC"]
+    flags += [f"-DCOLUMNS={COLUMNS}", f"-DTEXTS={TEXTS}"]
+
+    def run_compiler(*arguments: str) -> bytes:
+        command = [*compiler, *arguments]
+        done = subprocess.run(command, capture_output=True, check=True, stdin=subprocess.DEVNULL)
+        return done.stdout
+
+    def digest(content: bytes) -> str:
+        return hashlib.sha256(content).hexdigest()[:16]
+
+    try:
+        macros = run_compiler(*flags, "-dM", "-E", "-x", "c", os.devnull)  # processor and compiler
+        key = digest(SOURCE.read_bytes() + Path(__file__).read_bytes() + macros)
+        for cached in SOURCE.parent.glob(f"__pycache__/csampler-{key}-*.so"):
+            if cached.stem.endswith(digest(cached.read_bytes())):  # a damaged one would crash
+                return ctypes.CDLL(str(cached))
+        with tempfile.TemporaryDirectory() as folder:
+            # Compile and link separately: given -ffast-math, the linker would make the whole
+            # process flush tiny numbers to zero.
+            run_compiler(*flags, "-c", str(SOURCE), "-o", f"{folder}/csampler.o")
+            run_compiler("-shared", f"{folder}/csampler.o", "-lm", "-o", f"{folder}/csampler.so")
+            built = Path(folder, "csampler.so")
+            with contextlib.suppress(OSError):  # not writable: compile each time
+                name = f"csampler-{key}-{digest(built.read_bytes())}.so"
+                cached = SOURCE.parent / "__pycache__" / name
+                temporary = cached.with_suffix(f".{Path(folder).name}")
+                shutil.copy(built, temporary)
+                temporary.replace(cached)
+            return ctypes.CDLL(str(built))
+    except (OSError, subprocess.CalledProcessError):
+        return None

@@ -1,0 +1,183 @@
+"""What goes wrong and how it is reported: errors for the user, divergence, signals, closed pipes."""
+
+import contextlib
+import functools
+import math
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO, TextIO
+
+# A corpus may hold escape sequences that would take over a terminal. Carriage returns are dropped.
+CONTROL_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"}
+CONTROL_PICTURES |= dict.fromkeys(range(127, 160), "�") | {ord("\r"): ""}
+
+
+class UserError(ValueError):
+    """The input is wrong: a flag, a file, a text. Shown as one line; exit status 2."""
+
+    exit_status = 2
+
+
+class RunError(RuntimeError):
+    """The run cannot go on: disk, memory, divergence. Shown as one line; exit status 1."""
+
+    exit_status = 1
+
+
+def report_errors(main: Callable[[list[str]], int]) -> Callable[..., int]:
+    """Decorator of a command's main(argv): UserError and RunError become one line on stderr.
+
+    Returns main's exit status, the error's, or 130 after Ctrl-C. Every other exception is a bug
+    and keeps its traceback.
+    """
+
+    @functools.wraps(main)
+    def wrapper(argv: list[str] | None = None) -> int:
+        for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+            if getattr(sys, name) is None:  # closed by the parent process
+                setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+        if hasattr(sys.stdout, "reconfigure"):
+            sys.stdout.reconfigure(encoding="utf-8", newline="")  # Windows: not the code page
+        try:
+            return main(sys.argv[1:] if argv is None else argv)
+        except SystemExit as done:  # argparse, after --help
+            return int(done.code or 0)
+        except KeyboardInterrupt:
+            return 128 + signal.SIGINT
+        except (UserError, RunError) as error:
+            print_line("error: " + " ".join(str(error).split()), sys.stderr)
+            return error.exit_status
+
+    return wrapper
+
+
+def escape_control_chars(text: str, stream: TextIO) -> str:
+    """`text` for `stream`: on a terminal, control characters are replaced by visible symbols."""
+    return text.translate(CONTROL_PICTURES) if stream.isatty() else text
+
+
+def print_line(text: str, stream: TextIO) -> None:
+    """Print `text`. If the reader is gone (`| head`, a closed terminal), only the text is lost."""
+    try:
+        print(escape_control_chars(text, stream), file=stream, flush=True)
+    except OSError:
+        redirect_to_devnull(stream)
+
+
+@functools.cache
+def print_once(text: str, stream: TextIO) -> None:
+    """`print_line`, but each text only once per process."""
+    print_line(text, stream)
+
+
+def redirect_to_devnull(stream: TextIO) -> None:
+    """Discard all further output to `stream`, also that of the interpreter's flush at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+@contextlib.contextmanager
+def catch_signals() -> Iterator[list[int]]:
+    """A list that collects SIGINT, SIGTERM and SIGHUP. A second signal of a kind acts at once.
+
+    A signal that was ignored before, as SIGHUP is under nohup, stays ignored.
+    """
+    caught: list[int] = []
+    before = {}
+
+    def handle(number: int, frame: object) -> None:
+        caught.append(number)
+        signal.signal(number, before[number])
+
+    if threading.current_thread() is threading.main_thread():
+        for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+            number = getattr(signal, name, None)  # Windows has no SIGHUP
+            if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
+                before[number] = signal.signal(number, handle)
+    try:
+        yield caught
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def atomic_write(path: Path) -> Iterator[BinaryIO]:
+    """A file to write that replaces `path` once it is complete and on disk.
+
+    Raises RunError, leaving `path` as it was, if the disk is full or not writable.
+    """
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "w+b") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        raise RunError(disk_message(path, error)) from None
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+
+
+def disk_message(path: Path, error: OSError) -> str:
+    """The message of a RunError for a file that cannot be written."""
+    return f"{path} cannot be written ({error.strerror}). What was saved before is intact."
+
+
+@contextlib.contextmanager
+def out_of_memory_hint(hint: str) -> Iterator[None]:
+    """Turn every out-of-memory error, of Python, NumPy or PyTorch, into a RunError with `hint`."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        messages = ("out of memory", "can't allocate memory")  # PyTorch on CUDA and on a CPU
+        if isinstance(error, MemoryError) or any(words in str(error) for words in messages):
+            raise RunError(f"out of memory. {hint}") from None
+        raise
+
+
+class DivergenceCheck:
+    """Ends a run whose loss or gradient norm is not finite, naming the first such step.
+
+    Reading a loss synchronizes with the device, so values are checked in batches. `tolerated`
+    steps in a row may overflow: float16's gradient scaler skips them and lowers its scale.
+    """
+
+    def __init__(self, tolerated: int = 0) -> None:
+        self.tolerated = tolerated
+        self.overflows = 0
+        self.pending: list[tuple] = []
+
+    def add(self, step: int, lr: float, loss, grad_norm) -> None:
+        """Record a step; `loss` and `grad_norm` are tensors with one element."""
+        self.pending.append((step, lr, loss, grad_norm))
+        if len(self.pending) == 100:
+            self.check()
+
+    def check(self) -> None:
+        """Check all steps recorded since the last time. Raises RunError."""
+        for step, lr, loss, grad_norm in self.pending:
+            loss, grad_norm = float(loss), float(grad_norm)
+            if math.isfinite(loss) and math.isfinite(grad_norm):
+                self.overflows = 0
+                continue
+            self.overflows += 1
+            if self.overflows > self.tolerated:
+                require_finite("training loss", loss, step, lr)
+                require_finite("gradient norm", grad_norm, step, lr)
+        self.pending = []
+
+
+def require_finite(name: str, value: float, step: int, lr: float) -> None:
+    """Raise RunError if a loss or norm is not finite."""
+    if not math.isfinite(value):
+        raise RunError(
+            f"the {name} became {value} at step {step} (learning rate {lr:g}). Checkpoints saved "
+            "before are intact. Try a smaller --learning_rate, a longer --warmup_iters or "
+            "--dtype float32."
+        )

@@ -1,0 +1,217 @@
+"""The run directory: its lock, TensorBoard curves, progress bar, summary."""
+
+import contextlib
+import itertools
+import json
+import os
+import shlex
+import sys
+import threading
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from textwrap import indent
+from typing import Any
+
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+from model.checkpoint import Checkpoint
+from model.errors import RunError, UserError, atomic_write, disk_message, print_line
+
+
+def check_out_dir(out_dir: str | None) -> None:
+    """Raise UserError if `out_dir` already holds a run or cannot be written."""
+    path = Path(out_dir or "runs")
+    if out_dir and any(os.path.exists(path / name) for name in ("last.pt", "best.pt")):
+        raise UserError(
+            f"out_dir {out_dir} already holds a run. "
+            f"Resume it with --resume {out_dir}, or choose another --out_dir."
+        )
+    existing = next(folder for folder in (path, *path.parents) if os.path.exists(folder))
+    if not os.path.isdir(existing) or not os.access(existing, os.W_OK | os.X_OK):
+        raise UserError(f"out_dir {path} cannot be written.")
+
+
+@contextlib.contextmanager
+def new_run_dir(out_dir: str | None) -> Iterator[Path]:
+    """Create and lock `out_dir`, or a new folder under runs/ named after the time."""
+    name = out_dir or datetime.now().strftime("runs/%Y%m%d-%H%M%S")
+    for i in itertools.count(1):
+        path = Path(name if i == 1 else f"{name}-{i}")
+        try:
+            path.mkdir(parents=True, exist_ok=out_dir is not None)
+            break
+        except OSError as error:
+            if out_dir or not isinstance(error, FileExistsError):
+                raise UserError(f"out_dir {path} cannot be written: {error.strerror}.") from None
+    with lock_run_dir(path):
+        check_out_dir(out_dir)  # another process may have trained here until now
+        yield path
+
+
+@contextlib.contextmanager
+def lock_run_dir(run_dir: Path) -> Iterator[None]:
+    """Hold the lock of a run directory. Raises UserError if another process holds it.
+
+    The lock ends with the process, however it ends. Windows has no such lock.
+    """
+    try:
+        import fcntl  # noqa: PLC0415
+    except ImportError:
+        yield
+        return
+    handle = os.open(run_dir, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise UserError(f"{run_dir} is being trained by another process. Wait for it.") from None
+    except OSError:
+        pass  # a file system without locks
+    try:
+        yield
+    finally:
+        os.close(handle)
+
+
+class RunLogger:
+    """Writes the curves, samples and summary of a run; shows the progress bar.
+
+    It reads step, times and losses from `state`, which the training loop updates. With run_dir
+    None, as in all processes but the main one, it does nothing.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path | None,
+        config_toml: str,
+        state: Checkpoint,
+        max_iters: int,
+        chars_per_step: int,
+    ) -> None:
+        self.run_dir = run_dir
+        self.state = state
+        self.max_iters = max_iters
+        self.chars_per_step = chars_per_step
+        self.last_logged = state.step, state.train_seconds
+        self.writers: dict[str, SummaryWriter] = {}
+        if run_dir is not None:
+            self._open_files(config_toml)
+        self.bar = tqdm(
+            total=max_iters,
+            initial=state.step,
+            unit="step",
+            dynamic_ncols=True,
+            disable=True if run_dir is None else None,  # None: only on a terminal
+        )
+
+    def _open_files(self, config_toml: str) -> None:
+        for leftover in self.run_dir.glob("*.tmp"):  # of a killed process
+            leftover.unlink(missing_ok=True)
+        with atomic_write(self.run_dir / "config.toml") as file:
+            file.write(config_toml.encode())
+        threading.excepthook = _ignore_disk_errors
+        with self._disk_errors():
+            for split in ("train", "val"):
+                # purge_step drops what a killed run logged after its last checkpoint.
+                directory = str(self.run_dir / split)
+                self.writers[split] = SummaryWriter(directory, purge_step=self.state.step)
+            self.writers["train"].add_text("config", _as_code(config_toml), self.state.step)
+
+    def __enter__(self) -> "RunLogger":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.bar.close()
+        with self._disk_errors():
+            for writer in self.writers.values():
+                writer.close()
+
+    def log_step(self, step: int, loss: float, grad_norm: float, lr: float) -> None:
+        """Log a training step to TensorBoard and the progress bar. Loss in nats per character."""
+        if self.run_dir is None:
+            return
+        values = {"loss": loss, "grad_norm": grad_norm, "learning_rate": lr}
+        steps = step - self.last_logged[0]
+        seconds = self.state.train_seconds - self.last_logged[1]
+        self.last_logged = step, self.state.train_seconds
+        if steps:
+            values["chars_per_second"] = steps * self.chars_per_step / max(seconds, 1e-9)
+        with self._disk_errors():
+            for tag, value in values.items():
+                self.writers["train"].add_scalar(tag, value, step)
+        val_loss = self.state.val_loss
+        val = "" if val_loss is None else f"{val_loss:.3f}"
+        self.bar.set_postfix(loss=f"{loss:.3f}", val=val, chars_s=f"{self.chars_per_second():,.0f}")
+
+    def log_evaluation(self, step: int, val_loss: float, is_best: bool, sample: str) -> None:
+        """Log the validation loss and a sample to TensorBoard; print the loss."""
+        if self.run_dir is None:
+            return
+        with self._disk_errors():
+            self.writers["val"].add_scalar("loss", val_loss, step)
+            self.writers["val"].add_text("sample", _as_code(sample), step)
+        speed = f"{self.chars_per_second():>9,.0f} characters/s"
+        note = "  best so far" if is_best else ""
+        with tqdm.external_write_mode(sys.stderr):
+            line = f"step {step:>6}  validation loss {val_loss:.4f} {speed}{note}"
+            print_line(line, sys.stderr)
+
+    def chars_per_second(self) -> float:
+        """Training speed, without evaluations and saving."""
+        chars = self.state.step * self.chars_per_step
+        return chars / max(self.state.train_seconds, 1e-9)
+
+    def flush(self) -> None:
+        """Write all curves to disk, so that they survive a power cut."""
+        for split, writer in self.writers.items():
+            with self._disk_errors():
+                writer.flush()
+                files = (self.run_dir / split).glob("events.out.tfevents.*")
+                with open(max(files, default=self.run_dir / split), "r+b") as file:
+                    os.fsync(file.fileno())
+
+    def write_summary(self, summary: dict[str, Any], finished: bool) -> None:
+        """Write summary.json; print the result and the commands to go on with."""
+        if self.run_dir is None:
+            return
+        with atomic_write(self.run_dir / "summary.json") as file:
+            file.write(json.dumps(summary, indent=2).encode() + b"\n")
+        run_dir = shlex.quote(str(self.run_dir))
+        step, best = summary["iters"], summary["best_val_loss"]
+        lines = []
+        if best is not None:
+            bits, best_iter = summary["bits_per_char"], summary["best_iter"]
+            lines.append(
+                f"best    {best:.4f} nats per character ({bits:.3f} bits), step {best_iter:,}"
+            )
+        if not finished:
+            lines.append(f"stopped at step {step:,}; the checkpoint is saved")
+        which = "" if best is not None else " --which last"
+        more = f" --max_iters {2 * step}" if step >= self.max_iters else ""
+        if finished and not more:
+            more = " --patience 0"
+        lines.append(f"sample  python sample.py {run_dir}{which}")
+        lines.append(f"resume  python train.py --resume {run_dir}{more}")
+        lines.append(f"watch   tensorboard --logdir {shlex.quote(str(self.run_dir.parent))}")
+        print_line("\n".join(lines), sys.stdout)
+
+    @contextlib.contextmanager
+    def _disk_errors(self) -> Iterator[None]:
+        """Report a full disk or a deleted run directory as a RunError."""
+        try:
+            yield
+        except OSError as error:
+            raise RunError(disk_message(self.run_dir, error)) from None
+
+
+def _as_code(text: str) -> str:
+    """Markdown for TensorBoard that shows `text` as it is."""
+    return indent(text, "    ", lambda line: True)
+
+
+def _ignore_disk_errors(failure: threading.ExceptHookArgs) -> None:
+    """TensorBoard's threads pass their disk errors on to the next flush, which reports them."""
+    if not isinstance(failure.exc_value, OSError):
+        threading.__excepthook__(failure)
