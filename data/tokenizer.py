@@ -14,7 +14,7 @@ class CharTokenizer:
     def __init__(self, vocab: str) -> None:
         self.vocab = vocab
         self.codes_V = code_points(vocab)
-        if not vocab or len(np.unique(self.codes_V)) != len(vocab):
+        if not vocab or len(set(vocab)) != len(vocab):
             raise ValueError("a vocabulary needs at least one character, and each only once")
         self.dtype = np.min_scalar_type(len(vocab) - 1)  # the smallest unsigned type that fits
         # The id of each code point up to the largest known one; -1 for unknown characters.

@@ -67,15 +67,15 @@ def load(path: Path | str) -> Checkpoint:
     except OSError as error:
         hint = _other_checkpoint_hint(path)
         raise UserError(f"checkpoint {path} cannot be read: {error.strerror}.{hint}") from None
-    payload, digest = content[:-32], content[-32:]
-    if not payload.endswith(MAGIC) or hashlib.sha256(payload).digest() != digest:
+    signed, digest = memoryview(content)[:-32], content[-32:]
+    if signed[-len(MAGIC) :] != MAGIC or hashlib.sha256(signed).digest() != digest:
         hint = _other_checkpoint_hint(path)
         raise UserError(
             f"{path} is not a checkpoint of this version of Quill, or it is damaged.{hint}"
         )
     try:
         with out_of_memory_hint(f"{path} has {len(content):,} bytes."):
-            values = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
+            values = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
         return Checkpoint(**values)
     except (pickle.UnpicklingError, TypeError) as error:
         raise UserError(f"{path} is not a checkpoint of this version of Quill: {error}") from None
