@@ -116,15 +116,18 @@ def _make_train_config(values: dict[str, Any]) -> TrainConfig:
     return make_config(TrainConfig, values)
 
 
+KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+
+
 class Key(NamedTuple):
     """One key of a config, as its dataclass field declares it."""
 
     group: str
-    type: Any  # int, float, bool, str or Literal
+    type: Any  # one of KINDS, or Literal
     optional: bool
     default: Any
     help: str
-    interval: str
+    interval: str  # of a number
 
 
 def config_keys(config_class: type) -> dict[str, Key]:
@@ -138,9 +141,11 @@ def config_keys(config_class: type) -> dict[str, Key]:
             optional = NoneType in get_args(kind)
             if optional:
                 (kind,) = (option for option in get_args(kind) if option is not NoneType)
-            if kind not in (int, float, bool, str) and get_origin(kind) is not Literal:
+            if kind not in KINDS and get_origin(kind) is not Literal:
                 raise TypeError(f"{f.name}: a key cannot have the type {kind}")
             help_text, interval = [*texts, "", ""][:2]
+            if kind in (int, float):
+                interval = interval or "(-inf, inf)"
             keys[f.name] = Key(group, kind, optional, f.default, help_text, interval)
     return keys
 
@@ -158,40 +163,27 @@ def make_config(config_class: type, values: dict[str, Any]) -> Any:
 
 
 def check_value(name: str, key: Key, value: Any) -> Any:
-    """`value` if it has the key's type and lies in its interval. Raises UserError."""
-    shown = reprlib.repr(value)
+    """`value`, if it is valid for the key. Raises UserError."""
+    shown = f"{name} is {reprlib.repr(value)}."
     if value is None and key.optional:
         return None
-    if get_origin(key.type) is Literal:
-        if value not in get_args(key.type):
-            choices = ", ".join(map(str, get_args(key.type)))
-            raise UserError(f"{name} is {shown}. It must be one of {choices}.")
-    elif key.type is bool:
-        if not isinstance(value, bool):
-            raise UserError(f"{name} is {shown}. It must be true or false.")
-    elif key.type is str:
-        if not isinstance(value, str):
-            raise UserError(f"{name} is {shown}. It must be text.")
-        if "\0" in value or value.encode("utf-8", "replace").decode() != value:
-            raise UserError(f"{name} is {shown}, which is not valid Unicode text.")
-    else:
-        if isinstance(value, bool) or not isinstance(value, int | key.type):
-            kind = "a whole number" if key.type is int else "a number"
-            raise UserError(f"{name} is {shown}. It must be {kind}.")
-        if not in_interval(value, key.interval or "(-inf, inf)"):
-            raise UserError(f"{name} is {shown}. It must be in {key.interval or '(-inf, inf)'}.")
-        if key.type is int and abs(value) >= 2**63:  # the limit of TOML
-            raise UserError(f"{name} is {shown}. It must be below 2^63.")
-        return key.type(value)
-    return value
-
-
-def in_interval(value: float, interval: str) -> bool:
-    """Whether a number lies in an interval such as "[0, 1)" or "(0, inf)"."""
-    low, high = (float(bound) for bound in interval[1:-1].split(","))
-    above = value >= low if interval[0] == "[" else value > low
-    below = value <= high if interval[-1] == "]" else value < high
-    return above and below
+    if choices := get_args(key.type):
+        if value not in choices:
+            raise UserError(f"{shown} It must be one of {', '.join(map(str, choices))}.")
+        return value
+    accepted = (int, float) if key.type is float else key.type
+    if not isinstance(value, accepted) or (isinstance(value, bool) and key.type is not bool):
+        raise UserError(f"{shown} It must be {KINDS[key.type]}.")
+    if key.type is str and ("\0" in value or value.encode(errors="replace").decode() != value):
+        raise UserError(f"{shown} It must be valid Unicode text.")
+    if key.type in (int, float):
+        low, high = (float(bound) for bound in key.interval[1:-1].split(","))
+        above = value >= low if key.interval[0] == "[" else value > low
+        below = value <= high if key.interval[-1] == "]" else value < high
+        too_long = isinstance(value, int) and abs(value) >= 2**63  # for TOML
+        if not above or not below or too_long:
+            raise UserError(f"{shown} It must be in {key.interval}{' and below 2^63' * too_long}.")
+    return key.type(value)
 
 
 def unknown_key_message(name: str, known: Iterable[str]) -> str:
@@ -274,7 +266,7 @@ def make_parser(config_class: type, usage: str) -> ArgumentParser:
 
 
 def parse_flags(parser: ArgumentParser, argv: list[str], known: Iterable[str]) -> dict[str, Any]:
-    """The arguments that are given, by name. Raises UserError, for a flag that is not `known` too."""
+    """The arguments that are given, by name. Raises UserError, which names the nearest of `known`."""
     parsed, unknown = parser.parse_known_args(argv)
     for word in unknown:
         if not word.startswith("--"):

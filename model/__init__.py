@@ -1,1 +1,1 @@
-"""The network and everything around it: attention, GPT, optimizers, sampling, checkpoints, devices."""
+"""The network and what surrounds it: optimizers, sampling, checkpoints, devices."""

@@ -7,7 +7,6 @@ Shapes: B batch, T time (queries), S keys, C channels (n_embd), H heads, D head 
 E half of it (D / 2).
 """
 
-import functools
 import sys
 
 import torch
@@ -21,18 +20,12 @@ from model.errors import print_once
 EQUATION_IS_FASTER = 512 * 512
 
 
-def attention_weights(
-    q_BHTD: Tensor,
-    k_BHSD: Tensor,
-    causal: bool = False,
-    scale: float | None = None,
-    window: int | None = None,
-) -> Tensor:
+def attention_weights(q: Tensor, k: Tensor, causal=False, scale=None, window=None) -> Tensor:
     """How much each query attends to each key: softmax(Q Kᵀ / √d + mask).
 
     Args:
-        q_BHTD, k_BHSD: queries and keys; any number of leading dimensions will do. The queries
-            belong to the last T of the S positions.
+        q, k: q_BHTD and k_BHSD; any number of leading dimensions will do. The queries belong to
+            the last T of the S positions.
         causal: hide the keys that come after a query.
         scale: used in place of 1/√d. The dot product of two independent vectors of variance 1
             has variance d; unscaled, it would saturate the softmax (Vaswani et al. 2017).
@@ -41,92 +34,56 @@ def attention_weights(
     Returns:
         weights_BHTS, each row non-negative with sum 1.
     """
-    T, S, D = q_BHTD.size(-2), k_BHSD.size(-2), q_BHTD.size(-1)
-    scores_BHTS = (q_BHTD * (D**-0.5 if scale is None else scale)) @ k_BHSD.mT
+    T, S, D = q.size(-2), k.size(-2), q.size(-1)
+    scores_BHTS = (q * (D**-0.5 if scale is None else scale)) @ k.mT
     if causal:
         minus_inf_TS = scores_BHTS.new_full((T, S), -torch.inf)
-        scores_BHTS = scores_BHTS + minus_inf_TS.triu(S - T + 1)
+        scores_BHTS = scores_BHTS + minus_inf_TS.triu(S - T + 1)  # later keys
         if window is not None and window < S:
-            scores_BHTS = scores_BHTS + minus_inf_TS.tril(S - T - window)
+            scores_BHTS = scores_BHTS + minus_inf_TS.tril(S - T - window)  # keys too far back
     return scores_BHTS.softmax(dim=-1)
 
 
-def attend(
-    q_BHTD: Tensor,
-    k_BHSD: Tensor,
-    v_BHSD: Tensor,
-    causal: bool = False,
-    scale: float | None = None,
-    window: int | None = None,
-) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, causal=False, scale=None, window=None) -> Tensor:
     """Attention by the textbook equation: softmax(Q Kᵀ / √d + mask) V.
 
-    Arguments as in `attention_weights`; returns out_BHTD. Each output is a weighted average of
-    the values. This is the specification: change it here and the fused kernel steps aside.
+    q_BHTD, k_BHSD, v_BHSD to out_BHTD; each output is a weighted average of the values. The other
+    arguments are those of `attention_weights`. This is the specification of `fused_attend`.
     """
-    return attention_weights(q_BHTD, k_BHSD, causal, scale, window) @ v_BHSD
+    return attention_weights(q, k, causal, scale, window) @ v
 
 
-def fused_attend(
-    q_BHTD: Tensor,
-    k_BHSD: Tensor,
-    v_BHSD: Tensor,
-    causal: bool = False,
-    scale: float | None = None,
-    window: int | None = None,
-) -> Tensor:
-    """`attend` by PyTorch's fused kernel, which never stores the T x S weights.
-
-    Same arguments, values and gradients as `attend`.
-    """
-    T, S = q_BHTD.size(-2), k_BHSD.size(-2)
-    half_precision = v_BHSD.dtype.itemsize == 2
-    if q_BHTD.device.type == "cpu" and half_precision and T * S <= EQUATION_IS_FASTER:
+def fused_attend(q: Tensor, k: Tensor, v: Tensor, causal=False, scale=None, window=None) -> Tensor:
+    """`attend` by PyTorch's fused kernel, which never stores the T x S weights."""
+    T, S = q.size(-2), k.size(-2)
+    half_precision = v.dtype.itemsize == 2
+    if q.device.type == "cpu" and half_precision and T * S <= EQUATION_IS_FASTER:
         with torch.autocast("cpu", enabled=False):  # autocast would run the softmax in float32
-            q_BHTD, k_BHSD = q_BHTD.to(v_BHSD.dtype), k_BHSD.to(v_BHSD.dtype)
-            return attend(q_BHTD, k_BHSD, v_BHSD, causal, scale, window)
+            return attend(q.to(v.dtype), k.to(v.dtype), v, causal, scale, window)
     window = S if window is None else window
-    mask_TS = None
     if causal and (1 < T < S or window < S):
         # The kernel's own is_causal aligns the first query with the first key. With a cache the
         # last query belongs to the last key.
-        visible_TS = torch.ones(T, S, dtype=torch.bool, device=q_BHTD.device)
-        mask_TS = visible_TS.tril(S - T).triu(S - T - window + 1)
-    return F.scaled_dot_product_attention(
-        q_BHTD,
-        k_BHSD,
-        v_BHSD,
-        attn_mask=mask_TS,
-        is_causal=mask_TS is None and causal and T == S,
-        scale=scale,
-    )
+        visible_TS = torch.ones(T, S, dtype=torch.bool, device=q.device)
+        visible_TS = visible_TS.tril(S - T).triu(S - T - window + 1)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=visible_TS, scale=scale)
+    return F.scaled_dot_product_attention(q, k, v, is_causal=causal and T == S, scale=scale)
 
 
 def fastest_attend():
-    """`fused_attend` if it computes what `attend` computes, otherwise `attend`."""
-    return (
-        fused_attend if _kernel_equals_equation(attend, attention_weights, fused_attend) else attend
-    )
-
-
-@functools.cache
-def _kernel_equals_equation(*functions) -> bool:
-    """Compare them on a small example, with and without a window. Cached for each set of functions."""
-    x_1HTD = torch.arange(2 * 6 * 4).view(1, 2, 6, 4).double()
-    q, k, v = x_1HTD.sin(), x_1HTD.cos(), (x_1HTD / 3).sin()
-    equal = all(
-        torch.allclose(
-            attend(q, k, v, True, window=window), fused_attend(q, k, v, True, window=window)
-        )
-        for window in (None, 3)
-    )
-    if not equal:
-        print_once(
-            "note: attend differs from fused_attend (model/attention.py). The equation is used; on long "
-            "windows it takes more time and memory.",
-            sys.stderr,
-        )
-    return equal
+    """`fused_attend` if it gives what `attend` gives on a small example, otherwise `attend`."""
+    x_BHTD = torch.arange(2 * 6 * 4).view(1, 2, 6, 4).double()
+    q, k, v = x_BHTD.sin(), x_BHTD.cos(), (x_BHTD / 3).sin()
+    for window in (None, 3):
+        expected = attend(q, k, v, causal=True, window=window)
+        if not torch.allclose(fused_attend(q, k, v, causal=True, window=window), expected):
+            print_once(
+                "note: attend differs from fused_attend (model/attention.py). The equation is "
+                "used; with a large block_size it takes more time and memory.",
+                sys.stderr,
+            )
+            return attend
+    return fused_attend
 
 
 def rotation_angles(start: int, T: int, D: int, like: Tensor) -> tuple[Tensor, Tensor]:
