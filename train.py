@@ -7,7 +7,7 @@ START_TIME = time.perf_counter()  # before the imports: `seconds` is what a pers
 import math
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,19 +17,38 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from configs import (
-    Command, TrainConfig, new_config, parse_train_command, resumed_config, to_dict, to_toml,
-)  # fmt: skip
+    Command,
+    TrainConfig,
+    new_config,
+    parse_train_command,
+    resumed_config,
+    to_dict,
+    to_toml,
+)
 from data.corpus import Corpus, open_corpus
 from model import checkpoint
 from model.checkpoint import Checkpoint
 from model.device import (
-    Processes, autocast, choose_device, choose_dtype, configure_torch, describe, dtype_name,
-    make_scaler, maybe_compile, seed_torch,
-)  # fmt: skip
+    Processes,
+    autocast,
+    choose_device,
+    choose_dtype,
+    configure_torch,
+    describe,
+    dtype_name,
+    make_scaler,
+    maybe_compile,
+    seed_torch,
+)
 from model.errors import (
-    DivergenceCheck, UserError, catch_signals, out_of_memory_hint, print_line, report_errors,
+    DivergenceCheck,
+    UserError,
+    catch_signals,
+    out_of_memory_hint,
+    print_line,
+    report_errors,
     require_finite,
-)  # fmt: skip
+)
 from model.generate import SamplingConfig, start_character, stream
 from model.gpt import GPT
 from model.logger import RunLogger, check_out_dir, lock_run_dir, new_run_dir
@@ -75,18 +94,25 @@ def write_sample(model: GPT, corpus: Corpus) -> str:
 def main(argv: list[str]) -> int:
     """The command line: start a run, or resume one. Returns the exit status."""
     command = parse_train_command(argv)
-    with Processes() as processes:
+    saved = run_dir = None
+    with Processes() as processes, ExitStack() as stack:
         if command.resume is None:
             config = new_config(command)
             check_out_dir(config.run.out_dir)
-            return train(command, config, processes)
-
-        path = checkpoint.resolve(command.resume, "last")
-        run_dir = path.parent
-        with lock_run_dir(run_dir) if processes.is_main else nullcontext():
+        else:
+            path = checkpoint.resolve(command.resume, "last")
+            run_dir = path.parent
+            if processes.is_main and run_dir.is_dir():
+                stack.enter_context(lock_run_dir(run_dir))
             processes.wait_for_all()  # until it is locked, another process may still write to it
             saved = checkpoint.load(path)
             config = resumed_config(saved.config, command)
+        hint = (
+            f"batch_size is {config.optim.batch_size}, block_size {config.model.block_size}, "
+            f"n_layer {config.model.n_layer}, n_embd {config.model.n_embd}. Halve one of these, or "
+            "double --gradient_accumulation_steps, which changes no result."
+        )
+        with out_of_memory_hint(hint):
             return train(command, config, processes, saved, run_dir)
 
 
@@ -99,7 +125,7 @@ def train(
 ) -> int:
     """Train to the end, from scratch or from the `saved` state of `run_dir`.
 
-    Returns the exit status: 0, or 128 + n after signal n.
+    Returns the exit status: 0, or 128 + n after signal n. `command` says which keys were flags.
     """
     model_config, optim_config, run_config = config.model, config.optim, config.run
     block_size, batch_size = model_config.block_size, optim_config.batch_size
@@ -167,7 +193,7 @@ def train(
         n_params = sum(parameter.numel() for parameter in model.parameters())
         if processes.is_main:
             print_line(
-                f"device  {describe(device, dtype)}, processes: {processes.world_size}\n"
+                f"device  {describe(device, dtype, processes.world_size)}\n"
                 f"corpus  {corpus.describe(block_size)}\n"
                 f"model   {model_config.n_layer} layers, {model_config.n_head} heads, "
                 f"{model_config.n_embd} channels: {n_params:,} parameters\n"
@@ -203,7 +229,7 @@ def train(
                 if processes.is_main:
                     sample = write_sample(model, corpus)
                     logger.log_evaluation(step, val_loss, is_best, sample)
-                save("last.pt", "best.pt") if is_best else save("last.pt")
+                save(*(["last.pt", "best.pt"] if is_best else ["last.pt"]))
                 patience = run_config.patience * run_config.eval_interval
                 if patience and step - state.best_iter >= patience:
                     finished = True

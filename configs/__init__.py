@@ -74,15 +74,10 @@ class Command(NamedTuple):
 def parse_train_command(argv: list[str]) -> Command:
     """The command line of train.py. Raises UserError."""
     parser = make_parser(TrainConfig, USAGE)
-    parser.add_argument(
-        "preset",
-        nargs="?",
-        metavar="PRESET.toml",
-        help="a file of keys; default: configs/gpu.toml on CUDA, else configs/cpu.toml",
-    )
-    parser.add_argument(
-        "--resume", metavar="RUN_DIR", help=f"continue a run; may change {', '.join(RESUMABLE)}"
-    )
+    preset_help = "a file of keys; default: configs/gpu.toml on CUDA, else configs/cpu.toml"
+    parser.add_argument("preset", nargs="?", metavar="PRESET.toml", help=preset_help)
+    resume_help = f"continue a run; may change {', '.join(RESUMABLE)}"
+    parser.add_argument("--resume", metavar="RUN_DIR", help=resume_help)
     flags = parse_flags(parser, argv, [*config_keys(TrainConfig), "resume"])
     preset, resume = flags.pop("preset", None), flags.pop("resume", None)
     if resume is not None:
@@ -266,7 +261,7 @@ def make_parser(config_class: type, usage: str) -> ArgumentParser:
 
 
 def parse_flags(parser: ArgumentParser, argv: list[str], known: Iterable[str]) -> dict[str, Any]:
-    """The arguments that are given, by name. Raises UserError, which names the nearest of `known`."""
+    """The arguments that are given, by name. Raises UserError with the nearest known flag."""
     parsed, unknown = parser.parse_known_args(argv)
     for word in unknown:
         if not word.startswith("--"):

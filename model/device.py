@@ -89,11 +89,12 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def describe(device: torch.device, dtype: torch.dtype) -> str:
-    """The device and dtype for a person: "cpu (2 threads), bfloat16"."""
+def describe(device: torch.device, dtype: torch.dtype, world_size: int) -> str:
+    """Device, dtype and processes for a person: "cpu (2 threads), bfloat16"."""
     cuda = device.type == "cuda"
     name = torch.cuda.get_device_name(device) if cuda else f"{torch.get_num_threads()} threads"
-    return f"{device} ({name}), {dtype_name(dtype)}"
+    processes = f", {world_size} processes" if world_size > 1 else ""
+    return f"{device} ({name}), {dtype_name(dtype)}{processes}"
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> torch.autocast:

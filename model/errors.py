@@ -1,4 +1,4 @@
-"""What goes wrong and how it is reported: errors for the user, divergence, signals, closed pipes."""
+"""Errors and how they are reported: user errors, full disks, divergence, signals, closed pipes."""
 
 import contextlib
 import functools
@@ -162,14 +162,11 @@ class DivergenceCheck:
     def check(self) -> None:
         """Check all steps recorded since the last time. Raises RunError."""
         for step, lr, loss, grad_norm in self.pending:
-            loss, grad_norm = float(loss), float(grad_norm)
-            if math.isfinite(loss) and math.isfinite(grad_norm):
-                self.overflows = 0
-                continue
-            self.overflows += 1
+            finite = math.isfinite(loss) and math.isfinite(grad_norm)
+            self.overflows = 0 if finite else self.overflows + 1
             if self.overflows > self.tolerated:
-                require_finite("training loss", loss, step, lr)
-                require_finite("gradient norm", grad_norm, step, lr)
+                require_finite("training loss", float(loss), step, lr)
+                require_finite("gradient norm", float(grad_norm), step, lr)
         self.pending = []
 
 

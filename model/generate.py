@@ -64,7 +64,7 @@ def sample_ids(probs_BV: np.ndarray, uniform_B: np.ndarray) -> np.ndarray:
 
 
 def start_character(vocab: str) -> str:
-    """What a text without a prompt continues: a newline, or the first character of the vocabulary."""
+    """What a text without a prompt continues: a newline, or the vocabulary's first character."""
     return "\n" if "\n" in vocab else vocab[0]
 
 
