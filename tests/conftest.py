@@ -1,4 +1,4 @@
-"""What several tests share: an empty working folder, a small text, a training run in miniature."""
+"""Shared by the tests: an empty working directory, a small text, a tiny training run."""
 
 import json
 from pathlib import Path
@@ -6,14 +6,18 @@ from pathlib import Path
 import hypothesis
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.summary.writer import event_file_writer
 
 import train
 from data import corpus
 
-hypothesis.settings.register_profile(
-    "quill", deadline=None
-)  # a machine may be busy: no test is timed
+# No time limit per example: the machine may be busy.
+hypothesis.settings.register_profile("quill", deadline=None)
 hypothesis.settings.load_profile("quill")
+
+# TensorBoard reads event files in the order of their names: second, process, counter. Several runs
+# of one process in one second would be misordered when the counter goes from 9 to 10.
+event_file_writer._global_uid = event_file_writer.AtomicCounter(10**9)
 
 LINES = "".join(
     f"{who}:\nThe {what} is {how} - and so am I.\n\n"
@@ -21,12 +25,15 @@ LINES = "".join(
     for what in ("moon", "king", "rose", "sea", "crown")
     for how in ("pale", "old", "far", "deep", "mine")
 )
-TINY = "--n_layer 2 --n_head 2 --n_embd 16 --block_size 16 --batch_size 4 --device cpu --compile off".split()  # noqa: SIM905
+TINY = [
+    *("--n_layer", "2", "--n_head", "2", "--n_embd", "16", "--block_size", "16"),
+    *("--batch_size", "4", "--device", "cpu", "--compile", "off"),
+]
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(tmp_path_factory, monkeypatch):
-    """Every test runs in a folder of its own and prepares its texts there."""
+def elsewhere(tmp_path_factory, monkeypatch) -> Path:
+    """The test's own working directory; prepared texts are kept there, too."""
     folder = tmp_path_factory.mktemp("here")
     monkeypatch.chdir(folder)
     monkeypatch.setattr(corpus, "PREPARED", folder / "prepared")
@@ -42,18 +49,13 @@ def text_file(elsewhere) -> Path:
 
 @pytest.fixture
 def tiny(text_file):
-    """Train in miniature: tiny("--max_iters", "20") gives the exit status."""
-
-    def run(*flags: str) -> int:
-        return train.main(["--data", str(text_file), *TINY, *flags])
-
-    return run
+    """Train a tiny network: tiny("--max_iters", "20") returns the exit status."""
+    return lambda *flags: train.main(["--data", str(text_file), *TINY, *flags])
 
 
 def curve(run_dir: Path, split: str, tag: str = "loss") -> list[tuple[int, float]]:
-    """The points TensorBoard shows, in the order it has them."""
-    events = EventAccumulator(str(run_dir / split), size_guidance={"scalars": 0})
-    events.Reload()
+    """The points (step, value) that TensorBoard shows."""
+    events = EventAccumulator(str(run_dir / split), size_guidance={"scalars": 0}).Reload()
     return [(event.step, event.value) for event in events.Scalars(tag)]
 
 

@@ -1,4 +1,4 @@
-"""The architecture, as a test: who may import whom, who may name what."""
+"""Which file may import which, and which may name devices."""
 
 import ast
 import re
@@ -8,73 +8,63 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-CODE = sorted(
-    path
-    for path in ROOT.rglob("*.py")
-    if path.relative_to(ROOT).parts[0] in ("train.py", "sample.py", "model", "data", "configs")
-)
+CODE = [
+    path.relative_to(ROOT)
+    for folder in ("model", "data", "configs")
+    for path in sorted((ROOT / folder).rglob("*.py"))
+] + [Path("train.py"), Path("sample.py")]
 MAY_IMPORT = {
-    "train": {"configs", "model", "data"},
-    "sample": {"configs", "model", "data"},
-    "configs": {"model", "data", "configs"},
+    "train.py": {"configs", "model", "data"},
+    "sample.py": {"configs", "model", "data"},
+    "configs": {"configs", "model", "data"},
     "model": {"model"},
-    "data": {"data"},
+    "data": {"data", "model.errors"},
+    "model/errors.py": set(),
 }
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef
 RUNTIME_PACKAGES = {"torch", "numpy", "tqdm", "tensorboard"}
 
 
-def imported(path: Path) -> set[str]:
-    """The top-level packages a file imports."""
+def parse(path: Path) -> ast.Module:
+    return ast.parse((ROOT / path).read_text("utf-8"))
+
+
+def imported_modules(tree: ast.Module) -> set[str]:
+    """The dotted names of all imported modules; of `from a import b`, "a.b"."""
     names = set()
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            names |= {alias.name.split(".")[0] for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, "imports are absolute"
-            names.add(node.module.split(".")[0])
+            assert node.level == 0, "relative import"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
     return names
 
 
-@pytest.mark.parametrize("path", CODE, ids=lambda path: str(path.relative_to(ROOT)))
-def test_imports_run_one_way_and_take_no_other_package(path):
-    part = path.relative_to(ROOT).parts[0].removesuffix(".py")
-    allowed = MAY_IMPORT[part] | RUNTIME_PACKAGES | set(sys.stdlib_module_names)
-    assert imported(path) <= allowed
+@pytest.mark.parametrize("path", CODE, ids=str)
+def test_imports_follow_the_architecture(path):
+    own = MAY_IMPORT.get(path.as_posix(), MAY_IMPORT.get(path.parts[0]))
+    allowed = {*own, *RUNTIME_PACKAGES, *sys.stdlib_module_names}
+    for name in imported_modules(parse(path)):
+        parts = name.split(".")
+        prefixes = {".".join(parts[:end]) for end in range(1, len(parts) + 1)}
+        assert prefixes & allowed, f"{path} must not import {name}"
 
 
-@pytest.mark.parametrize("path", CODE, ids=lambda path: str(path.relative_to(ROOT)))
-def test_the_runtime_alone_names_devices_formats_and_processes(path):
-    if path.name == "runtime.py":
+@pytest.mark.parametrize("path", CODE, ids=str)
+def test_only_device_py_names_devices_number_formats_and_processes(path):
+    if path == Path("model/device.py"):
         return
-    tree = ast.parse(path.read_text("utf-8"))
-    named = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-    named |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    named |= {
-        node.value
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
-    }
-    docstrings = {
-        ast.get_docstring(node, clean=False)
-        for node in ast.walk(tree)
-        if isinstance(node, DOCUMENTED)
-    }
-    words = set(re.findall(r"\w+", " ".join(named - docstrings)))
-    assert not words & {"cuda", "mps", "bfloat16", "nccl", "RANK", "LOCAL_RANK", "WORLD_SIZE"}
-
-
-def test_the_code_stays_small():
-    lengths = {
-        path: len(path.read_text("utf-8").splitlines()) for path in [*CODE, ROOT / "model/native.c"]
-    }
-    assert max(lengths.values()) <= 200
-    assert (
-        sum(lengths.values()) <= 2372
-    )  # what it takes today; the budget of 1,200 was missed, so no more
+    tree = parse(path)
+    for node in ast.walk(tree):
+        if isinstance(node, DOCUMENTED) and ast.get_docstring(node):
+            node.body[0] = ast.Pass()  # docstrings and comments may name them
+    words = set(re.findall(r"\w+", ast.unparse(tree)))
+    reserved = {"cuda", "mps", "bfloat16", "float16", "nccl", "gloo"}
+    assert not words & (reserved | {"RANK", "LOCAL_RANK", "WORLD_SIZE"})
 
 
 def test_requirements_are_the_runtime_packages():
     lines = (ROOT / "requirements.txt").read_text().split()
-    assert {re.match(r"[a-z]+", line)[0] for line in lines} == RUNTIME_PACKAGES
+    assert {re.match(r"\w+", line)[0] for line in lines} == RUNTIME_PACKAGES
     assert (ROOT / "requirements-dev.txt").read_text().startswith("-r requirements.txt\n")

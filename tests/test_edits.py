@@ -11,6 +11,7 @@ import math
 import os
 import signal
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -436,44 +437,40 @@ NEW_KEYS = {
 
 
 @pytest.mark.parametrize("kind", NEW_KEYS)
-@pytest.mark.parametrize("group", ["model", "optim"])
 def test_a_new_config_key_becomes_a_flag_a_toml_key_and_a_line_of_help(
-    kind, group, tiny, monkeypatch, capsys
+    kind, tiny, monkeypatch, capsys
 ):
     hint, default, text, value = NEW_KEYS[kind]
-    add_key(monkeypatch, group, hint, default)
+    add_key(monkeypatch, hint, default)
     flags = ["--new_key"] if text is None else [f"--new_key={text}"]
 
-    def new_key(config) -> object:
-        return getattr(getattr(config, group), "new_key")  # noqa: B009
+    def new_key(*argv: str) -> object:
+        return configs.new_config(configs.parse_train_command(list(argv))).model.new_key
 
-    command = configs.parse_train_command(["--device", "cpu"])
-    assert new_key(configs.new_config(command)) == default
+    assert new_key("--device", "cpu") == default
     assert tiny("--max_iters", "1", *flags, "--out_dir", "run") == 0
     saved = checkpoint.load("run/last.pt").config
     assert (saved["new_key"], type(saved["new_key"])) == (value, type(value))
-    from_toml = configs.parse_train_command(["run/config.toml"])
-    assert new_key(configs.new_config(from_toml)) == value
+    assert new_key("run/config.toml") == value
     assert train.main(["--resume", "run", "--max_iters", "2"]) == 0
     assert sample.main(["run", "--max_new_tokens", "1"]) == 0
     if kind == "bool":  # what a preset turned on can be turned off
-        off = configs.parse_train_command(["run/config.toml", "--no-new_key"])
-        assert new_key(configs.new_config(off)) is False
+        assert new_key("run/config.toml", "--no-new_key") is False
     capsys.readouterr()
     assert train.main(["--help"]) == 0
     assert "--new_key" in capsys.readouterr().out
 
 
-def add_key(monkeypatch, group: str, hint: object, default: object) -> None:
-    """Add the key new_key to a group of TrainConfig, as a new line of its dataclass would."""
+def add_key(monkeypatch, hint: object, default: object) -> None:
+    """Add `new_key` to the group "model", as a new line of GPTConfig would."""
+    namespace = {"__annotations__": {"new_key": hint}, "new_key": default}
     groups = {f.name: f.type for f in dataclasses.fields(configs.TrainConfig)}
-    namespace = {"__module__": __name__, "__annotations__": {"new_key": hint}, "new_key": default}
-    extended = dataclasses.dataclass(frozen=True)(type("Group", (groups[group],), namespace))
-    groups[group] = extended
-    factories = [
-        (name, kind, dataclasses.field(default_factory=kind)) for name, kind in groups.items()
-    ]
-    edited = dataclasses.make_dataclass("TrainConfig", factories, frozen=True)
+    groups["model"] = dataclass(frozen=True)(type("GPTConfig", (gpt.GPTConfig,), namespace))
+    edited = dataclasses.make_dataclass(
+        "TrainConfig",
+        [(name, group, field(default_factory=group)) for name, group in groups.items()],
+        frozen=True,
+    )
     make_edit(monkeypatch, configs, "TrainConfig", edited)
 
 
@@ -487,8 +484,8 @@ def add_key(monkeypatch, group: str, hint: object, default: object) -> None:
 )  # fmt: skip
 def test_a_wrong_value_of_a_new_config_key_is_refused_by_name(kind, wrong, monkeypatch, capsys):
     hint, default, *_ = NEW_KEYS[kind]
-    add_key(monkeypatch, "optim", hint, default)
-    assert train.main([f"--new_key={wrong}", "--device", "cpu"]) == 2
+    add_key(monkeypatch, hint, default)
+    assert train.main([f"--new_key={wrong}", "--data", "missing.txt"]) == 2
     error = capsys.readouterr().err
     assert "new_key" in error
     assert error.count("\n") == 1

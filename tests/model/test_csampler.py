@@ -1,6 +1,8 @@
-"""The law of native.c: it is the model, in other words."""
+"""Tests of the C sampler: it gives the logits of the model, or it is not used."""
 
+import shutil
 import subprocess
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -9,152 +11,130 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from model import native
+from model import csampler
+from model.csampler import MAX_WINDOW, CSampler, find_difference, load_library, make_csampler
 from model.generate import SamplingConfig, generate
-from model.gpt import GPT, GPTConfig
-from model.native import Native
+from tests.model.test_gpt import random_gpt, random_ids
 
-needs_a_compiler = pytest.mark.skipif(native.library() is None, reason="there is no C compiler")
-
-
-def network(V: int, **size: int) -> GPT:
-    """A network as if trained: no weight is zero."""
-    torch.manual_seed(0)
-    model = GPT(GPTConfig(**size), V).eval()
-    for weight in model.parameters():
-        if not weight.any():
-            nn.init.normal_(weight, std=0.2)
-    return model
+needs_compiler = pytest.mark.skipif(load_library() is None, reason="there is no C compiler")
 
 
-sizes = st.fixed_dictionaries(
-    {
-        "n_layer": st.integers(1, 3),
-        "n_head": st.integers(1, 3),
-        "half_width": st.sampled_from([1, 2, 7, 16, 17, 33]),
-        "block_size": st.sampled_from([1, 2, 31, 32, 33, 64]),
-    }
+@needs_compiler
+@settings(max_examples=50)
+@given(
+    B=st.sampled_from([1, 2, 7, 8, 9, 17]),
+    D=st.sampled_from([4, 14, 32, 34, 66]),
+    V=st.sampled_from([2, 31, 33, 100]),
+    n_head=st.integers(1, 3),
+    n_layer=st.integers(1, 3),
+    block_size=st.sampled_from([1, 2, 31, 32, 33, 64]),
 )
+def test_logits_equal_the_model_and_nothing_is_written_beyond_the_arrays(B, D, V, n_head, **sizes):
+    model = random_gpt(V, n_head=n_head, n_embd=n_head * D, **sizes).float()
+    assert find_difference(model) == ""
+    texts = CSampler(model).start(B)
+    arrays = [np.pad(x.ravel(), 64, constant_values=7) for x in (texts.state, texts.logits_BV)]
+    texts.state, texts.logits_BV = arrays[0][64:-64], arrays[1][64:-64].reshape(B, V)
+    ids_BT = random_ids(B, 70, V=V)
+    steps = [texts(ids_B1).copy() for ids_B1 in ids_BT.numpy().T[..., None]]
+    assert all((np.append(array[:64], array[-64:]) == 7).all() for array in arrays)
+    expected_BTV = model.double()(ids_BT).detach().numpy()
+    atol = 1e-3 * np.abs(expected_BTV).max()
+    np.testing.assert_allclose(np.stack(steps, axis=1), expected_BTV, rtol=1e-3, atol=atol)
 
 
-@pytest.fixture
-def fresh():
-    """`library` as it is before its first call, before the test and after."""
-    native.library.cache_clear()
-    yield
-    native.library.cache_clear()
-
-
-@needs_a_compiler
-@settings(max_examples=60)
-@given(sizes, st.sampled_from([2, 31, 33, 100]), st.sampled_from([1, 2, 7, 8, 9, 17]))
-def test_it_gives_the_model_s_logits_at_every_position(size, V, B):
-    width = size.pop("half_width") * 2 * size["n_head"]
-    model, T = network(V, n_embd=width, **size), 70
-    ids_BT = np.random.default_rng(0).integers(V, size=(B, T))
-    read = Native(model, B)
-    read.state = np.append(
-        read.state, np.full(64, 7, np.float32)
-    )  # behind its end nothing is written
-    read.logits_BV = np.full((B + 1, V), 7, np.float32)
-    read.taken = read.state.ctypes.data, read.logits_BV.ctypes.data
-    logits_BTV = np.stack([read(ids_BT[:, t : t + 1])[:B].copy() for t in range(T)], 1)
-    assert (read.state[-64:] == 7).all()
-    assert (read.logits_BV[B:] == 7).all()
-    with torch.no_grad():
-        expected_BTV = model.double()(torch.from_numpy(ids_BT)).numpy()
-    np.testing.assert_allclose(
-        logits_BTV, expected_BTV, rtol=1e-3, atol=1e-3 * np.abs(expected_BTV).max()
-    )
-
-
-@needs_a_compiler
-def test_far_from_the_start_it_is_as_exact_as_near_it():
-    model = network(11, n_embd=32, block_size=8)
-    ids_BT, near, far = (
-        np.random.default_rng(0).integers(11, size=(2, 90)),
-        Native(model, 2),
-        Native(model, 2),
-    )
-    far.position = 10**9
-    np.testing.assert_allclose(far(ids_BT), near(ids_BT), rtol=1e-4, atol=1e-4)
-
-
-@needs_a_compiler
-def test_a_text_has_the_same_logits_to_the_last_bit_wherever_it_is_read():
-    model, ids_T = (
-        network(37, n_embd=40, n_head=2, block_size=8),
-        np.random.default_rng(0).integers(37, size=(1, 20)),
-    )
-    alone, beside = Native(model, 1)(ids_T), Native(model, 9)(ids_T.repeat(9, 0))
-    assert (beside == alone).all()
-
-
-@needs_a_compiler
-def test_how_a_text_is_cut_changes_nothing():
-    model, ids_BT = (
-        network(11, n_embd=32, block_size=8),
-        np.random.default_rng(0).integers(11, size=(3, 20)),
-    )
-    whole, pieces = Native(model, 3), Native(model, 3)
-    for piece in np.split(ids_BT, [1, 5, 6], axis=1):
-        last = pieces(piece)
-    assert (whole(ids_BT) == last).all()
+@needs_compiler
+@pytest.mark.parametrize(
+    ("edit", "difference"),
+    [
+        (lambda b: setattr(b.mlp, "proj", nn.Linear(64, 16)), "parameter blocks.1.mlp.proj.bias"),
+        (lambda b: setattr(b.mlp, "forward", torch.zeros_like), "other logits"),
+        (lambda b: setattr(b.attention, "window", 9), "other logits"),
+    ],
+)
+def test_edited_network_is_left_to_pytorch_with_one_note(capsys, edit, difference):
+    model = random_gpt(block_size=8).float()
+    edit(model.blocks[1])
+    assert make_csampler(model) is make_csampler(model) is None
+    (note,) = capsys.readouterr().err.splitlines()
+    assert note.startswith("note: ")
+    assert difference in note
 
 
 @pytest.mark.parametrize("compiler", ["no-such-compiler", "false"])
-def test_a_machine_without_a_compiler_writes_the_same(fresh, monkeypatch, compiler):
-    model, config = network(11, n_embd=32, block_size=8), SamplingConfig(max_new_tokens=50)
-    before = np.stack(list(generate(model, [1], config)))
-    native.library.cache_clear()
+def test_without_a_compiler_pytorch_writes_the_same_with_one_note(monkeypatch, capsys, compiler):
+    model, config = random_gpt().float(), SamplingConfig(max_new_tokens=50)
+    expected = list(generate(model, [1], config, csampler=make_csampler(model)))
     monkeypatch.setenv("CC", compiler)
-    assert not native.suits(model)
-    assert (np.stack(list(generate(model, [1], config))) == before).all()
+    monkeypatch.setattr(csampler, "load_library", load_library.__wrapped__)  # not cached
+    assert make_csampler(model) is make_csampler(model) is None
+    assert list(generate(model, [1], config)) == expected
+    assert capsys.readouterr().err.count("note: no C compiler was found") == 1
 
 
-@needs_a_compiler
-def test_it_is_compiled_once_and_again_where_it_is_damaged_or_cannot_be_kept(
-    fresh, monkeypatch, tmp_path
-):
-    calls, run = [], subprocess.run
-    monkeypatch.setattr(
-        subprocess, "run", lambda argv, **how: calls.append(argv) or run(argv, **how)
-    )
-
-    def compiled(folder: str, code: str) -> int:
-        """How often it was, up to and with this time."""
-        (tmp_path / folder).mkdir(exist_ok=True)
-        monkeypatch.setattr(native, "SOURCE", tmp_path / folder / "native.c")
-        native.SOURCE.write_text(code)
-        native.library.cache_clear()
-        assert native.library()
-        return sum("-c" in argv for argv in calls)
-
-    assert [compiled("a", "int step;") for _ in range(2)] == [
-        1,
-        2,
-    ]  # there is no folder to keep it in
-    (tmp_path / "a/__pycache__").mkdir()
-    assert [compiled("a", "int step;") for _ in range(3)] == [3, 3, 3]
-    (kept,) = (tmp_path / "a/__pycache__").iterdir()
-    damaged = tmp_path / "b/__pycache__" / kept.name
-    damaged.parent.mkdir(parents=True)
-    damaged.write_bytes(kept.read_bytes()[:4096])  # which, loaded, would end the process
-    assert [compiled("b", "int step;") for _ in range(2)] == [4, 4]
-    assert compiled("b", "int step, other;") == 5
-
-
-@needs_a_compiler
-def test_numbers_near_zero_stay_what_they_are(fresh):
-    """A library linked with -ffast-math would have them flushed to zero in all that follows, training too."""
-    assert native.library()
-    assert torch.tensor([1e-40]).mul(0.5).item() > 0
-
-
-@needs_a_compiler
-def test_half_precision_and_double_are_left_to_the_model():
-    model = network(11, n_embd=32)
-    assert native.suits(model)
+@needs_compiler
+def test_other_precisions_and_long_windows_are_left_to_pytorch_without_a_note(capsys):
+    model = random_gpt().float()
+    assert make_csampler(model) is not None
     with torch.autocast("cpu", torch.bfloat16):
-        assert not native.suits(model)
-    assert not native.suits(model.double())
+        assert make_csampler(model) is None
+    assert make_csampler(random_gpt(block_size=MAX_WINDOW + 1).float()) is None
+    assert make_csampler(model.double()) is None
+    assert capsys.readouterr().err == ""
+
+
+@needs_compiler
+def test_logits_of_a_text_are_the_same_to_the_last_bit_alone_beside_others_and_in_parts():
+    sampler, ids_BT = CSampler(random_gpt(V=37, n_embd=40).float()), random_ids(1, 20).numpy()
+    alone, beside, in_parts = sampler.start(1), sampler.start(9), sampler.start(1)
+    assert (beside(ids_BT.repeat(9, 0)) == alone(ids_BT)).all()
+    for part_BT in np.split(ids_BT, [1, 5, 6], axis=1):
+        logits_BV = in_parts(part_BT)
+    assert (logits_BV == alone.logits_BV).all()
+
+
+@needs_compiler
+@pytest.mark.parametrize("block_size", [1, 4])
+def test_characters_before_the_receptive_field_and_the_position_do_not_matter(block_size):
+    model, embedded = random_gpt(block_size=block_size).float(), []
+    near, far = CSampler(model).start(1), CSampler(model).start(1)
+    far.position = 10**9
+    ids_BT = random_ids(1, near.receptive_field + 3)
+    model.embedding.register_forward_hook(lambda _, args, x_BTC: embedded.append(x_BTC))
+    logits_V = model(ids_BT)[0, -1]
+    (gradient_BTC,) = torch.autograd.grad(logits_V.square().sum(), embedded)
+    assert gradient_BTC[0].any(-1).tolist() == [False] * 3 + [True] * near.receptive_field
+    for read in (near, far):
+        logits_BV = read(ids_BT.numpy())
+        np.testing.assert_allclose(logits_BV[0], logits_V.detach(), rtol=1e-4, atol=1e-4)
+
+
+@needs_compiler
+def test_library_is_compiled_once_and_again_if_edited_or_damaged_or_not_kept(monkeypatch, tmp_path):
+    source, kept = tmp_path / "csampler.c", tmp_path / "__pycache__"
+    run = Mock(wraps=subprocess.run)
+    monkeypatch.setattr(csampler, "SOURCE", source)
+    monkeypatch.setattr(subprocess, "run", run)
+
+    def count_compilations(code: str) -> int:
+        source.write_text(code)
+        run.reset_mock()
+        assert load_library.__wrapped__()  # not cached
+        return sum("-c" in call.args[0] for call in run.call_args_list)
+
+    assert [count_compilations("int step;") for _ in range(3)] == [1, 0, 0]
+    assert count_compilations("int step, edited;") == 1
+    for path in kept.iterdir():
+        content = path.read_bytes()
+        path.unlink()
+        path.write_bytes(content[:4096])  # loading it would crash the process
+    assert [count_compilations("int step;") for _ in range(2)] == [1, 0]
+    shutil.rmtree(kept)
+    kept.touch()  # not a directory, so nothing can be kept
+    assert [count_compilations("int step;") for _ in range(2)] == [1, 1]
+
+
+@needs_compiler
+def test_library_does_not_flush_tiny_numbers_to_zero_in_the_whole_process():
+    """As one that is linked with -ffast-math would."""
+    assert torch.tensor([1e-40]).mul(0.5).item() > 0

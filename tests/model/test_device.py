@@ -1,24 +1,25 @@
-"""The laws of the runtime, those of a GPU by pretending to have one."""
+"""Tests of devices, dtypes, compilation and processes; GPUs are simulated."""
 
+import functools
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
 
-from model.runtime import Runtime, SystemConfig, autocast, choose_device, choose_dtype
+from model.device import Processes, autocast, choose_device, choose_dtype, maybe_compile, seed_torch
+from model.errors import RunError, UserError
 
-ROOT = Path(__file__).parent.parent.parent
+CPU, CUDA, MPS = torch.device("cpu"), torch.device("cuda"), torch.device("mps")
 
 
 @pytest.fixture
-def machine(monkeypatch):
-    """machine(cuda=2, mps=False, bf16=True): pretend to be one of that kind."""
+def simulate(monkeypatch):
+    """simulate(cuda=2, mps=False, ...): pretend to run on a machine of that kind."""
 
-    def pretend(
-        cuda: int = 0, mps: bool = False, bf16: bool = True, cpu: tuple[str, ...] = ()
-    ) -> None:
+    def simulate(cuda: int = 0, mps: bool = False, bf16: bool = True, cpu_feature: str = "avx2"):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda > 0)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: cuda)
         monkeypatch.setattr(
@@ -27,128 +28,142 @@ def machine(monkeypatch):
             lambda including_emulation=True: bf16 or including_emulation,
         )
         monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
-        monkeypatch.setattr(
-            torch.cpu, "get_capabilities", lambda: dict.fromkeys(cpu, True), raising=False
-        )
+        features = {cpu_feature: True}
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: features, raising=False)
 
-    return pretend
+    return simulate
 
 
-def test_auto_takes_the_best_device_there_is(machine):
-    for there, expected in (
-        ({"cuda": 1, "mps": True}, "cuda"),
-        ({"mps": True}, "mps"),
-        ({}, "cpu"),
-    ):
-        machine(**there)
-        assert choose_device("auto").type == expected
+def test_auto_chooses_the_best_available_device(simulate):
+    for machine, expected in (({"cuda": 1, "mps": True}, CUDA), ({"mps": True}, MPS), ({}, CPU)):
+        simulate(**machine)
+        assert choose_device("auto") == expected
+
+
+@pytest.mark.parametrize("name", ["cuda:2", "mps", "gpu", "meta", "cuda:x", "", "cpu:cpu"])
+def test_a_device_that_does_not_exist_is_refused(simulate, name):
+    simulate(cuda=2)
+    assert choose_device("cuda:1") == torch.device("cuda:1")
+    with pytest.raises(UserError, match=f"device .*{name}"):
+        choose_device(name)
+    simulate()
+    with pytest.raises(UserError, match="device 'cuda' is not on this machine"):
+        choose_device("cuda")
+
+
+def test_auto_chooses_the_fastest_native_dtype_and_float16_needs_cuda(simulate):
+    simulate(cuda=1, bf16=True, cpu_feature="avx512_bf16")
+    assert choose_dtype("auto", CUDA) == choose_dtype("auto", CPU) == torch.bfloat16
+    simulate(cuda=1, bf16=False)
+    assert choose_dtype("auto", CUDA) == torch.float16
+    assert choose_dtype("auto", CPU) == choose_dtype("auto", MPS) == torch.float32
+    assert choose_dtype("float16", CUDA) == torch.float16
+    with pytest.raises(UserError, match="float16 needs a CUDA device"):
+        choose_dtype("float16", CPU)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_matrix_products_run_in_the_dtype_of_autocast(dtype):
+    ones = torch.ones(2, 2)
+    with autocast(CPU, dtype):
+        assert (ones @ ones).dtype == dtype
+
+
+def random_loss(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return (x * y).sum() * torch.rand(())
+
+
+def fail(*args: object) -> None:
+    raise RuntimeError("no C++ compiler\nand a long story")
+
+
+def fail_backward(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    loss = random_loss(x, y)
+    loss.register_hook(fail)
+    return loss
+
+
+equal_loss = functools.partial(random_loss)
+BATCH = (torch.ones(3, requires_grad=True), torch.ones(3))
 
 
 @pytest.mark.parametrize(
-    "name", ["cuda", "cuda:0", "mps", "gpu", "meta", "xpu", "cuda:x", "", "cpu:cpu", "vulkan"]
+    ("compile_loss", "problem"),
+    [
+        (fail, "no C++ compiler"),
+        (lambda loss: fail, "no C++ compiler"),
+        (lambda loss: fail_backward, "no C++ compiler"),
+        (lambda loss: lambda x, y: 1.5 * loss(x, y), "the loss is "),
+        (lambda loss: lambda x, y: torch.nan * loss(x, y), "the loss is nan"),
+    ],
 )
-def test_a_device_that_is_not_there_is_refused(machine, name):
-    machine()
-    with pytest.raises(ValueError, match="device"):
-        choose_device(name)
+def test_failed_or_wrong_compilation_costs_one_warning(monkeypatch, capsys, compile_loss, problem):
+    monkeypatch.setattr(torch, "compile", lambda loss, **options: compile_loss(loss))
+    assert maybe_compile(random_loss, "on", CPU, torch.float32, BATCH) is random_loss
+    (warning,) = capsys.readouterr().err.splitlines()
+    assert warning.startswith(f"warning: training goes on without torch.compile: {problem}")
 
 
-def test_a_cuda_device_is_counted(machine):
-    machine(cuda=2)
-    assert choose_device("cuda:1") == torch.device("cuda:1")
-    with pytest.raises(ValueError, match="cuda:2"):
-        choose_device("cuda:2")
+@pytest.mark.parametrize(
+    ("mode", "device", "wanted"),
+    [("on", CPU, True), ("auto", CUDA, True), ("auto", CPU, False), ("off", CUDA, False)],
+)
+def test_a_compiled_loss_is_used_if_wanted_and_equal(monkeypatch, capsys, mode, device, wanted):
+    monkeypatch.setattr(torch, "compile", lambda loss, **options: equal_loss)
+    used_loss = maybe_compile(random_loss, mode, device, torch.float32, BATCH)
+    assert used_loss is (equal_loss if wanted else random_loss)
+    assert not capsys.readouterr().err
 
 
-def test_auto_takes_the_fastest_native_format(machine):
-    cpu, cuda, mps = torch.device("cpu"), torch.device("cuda"), torch.device("mps")
-    machine(cuda=1, bf16=True, cpu=("avx512_bf16",))
-    assert choose_dtype("auto", cuda) == choose_dtype("auto", cpu) == torch.bfloat16
-    machine(cuda=1, bf16=False, cpu=("avx2",))
-    assert choose_dtype("auto", cuda) == torch.float16
-    assert choose_dtype("auto", cpu) == choose_dtype("auto", mps) == torch.float32
-
-
-def test_float16_is_for_cuda_alone():
-    assert choose_dtype("float16", torch.device("cuda")) == torch.float16
-    with pytest.raises(ValueError, match="float16"):
-        choose_dtype("float16", torch.device("cpu"))
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_autocast_computes_products_in_the_format(dtype):
-    a = torch.ones(2, 2)
-    with autocast(torch.device("cpu"), getattr(torch, dtype)):
-        assert (a @ a).dtype == getattr(torch, dtype)
-
-
-@pytest.mark.parametrize("when", ["at once", "at the first call"])
-def test_a_compiler_that_fails_costs_one_warning(monkeypatch, capsys, when):
-    def broken(function, **options):
-        def fail(*args):
-            raise RuntimeError("no C++ compiler\nand a long story")
-
-        return fail if when == "at the first call" else fail()
-
-    monkeypatch.setattr(torch, "compile", broken)
-    x = torch.ones(3, requires_grad=True)
-    step = Runtime(SystemConfig(device="cpu", compile="on")).compile(lambda x: x.sum(), x)
-    assert step(x) == 3
-    assert capsys.readouterr().err.splitlines() == [
-        "warning: torch.compile fails here, training goes on without it (no C++ compiler)"
-    ]
-
-
-def test_seeds_are_a_function_of_the_key():
+def test_random_numbers_are_a_function_of_the_seeds_key():
     def draw(*key: int) -> float:
-        Runtime(SystemConfig(device="cpu")).seed(*key)
+        seed_torch(*key)
         return torch.rand(()).item()
 
     assert draw(1, 2) == draw(1, 2)
-    assert (
-        len({draw(1), draw(1, 0), draw(1, 0, 0), draw(1, 2), draw(1, 3), draw(2, 2), draw(1, 2, 1)})
-        == 7
-    )
+    keys = [(1,), (1, 0), (1, 0, 0), (1, 2), (1, 3), (2, 2), (1, 2, 1)]
+    assert len({draw(*key) for key in keys}) == len(keys)
 
 
-@pytest.mark.parametrize("world", [1, 2, 4])
-def test_processes_share_a_batch_without_gap_or_overlap(world):
-    here, rows = Runtime(SystemConfig(device="cpu")), []
-    here.world = world
-    for rank in range(world):
-        here.rank = rank
-        rows += range(8)[here.rows(8, 2)]
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_processes_share_a_batch_without_gap_or_overlap(monkeypatch, world_size):
+    monkeypatch.setenv("WORLD_SIZE", str(world_size))
+    rows = []
+    for rank in range(world_size):
+        monkeypatch.setenv("RANK", str(rank))
+        rows += range(8)[Processes().batch_rows(8, accumulation_steps=2)]
+        with pytest.raises(UserError, match="multiple"):
+            Processes().batch_rows(9 * world_size, accumulation_steps=2)
     assert rows == list(range(8))
-    with pytest.raises(ValueError, match="multiple"):
-        here.rows(9 * world, 2)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="a setting of GNU's C library")
-def test_memory_once_fetched_is_kept():
-    """Page faults, not seconds: what a step takes and frees is fetched from the system once."""
-    step = "held = [torch.ones(2**18) for _ in range(64)]; del held;"
-    count = "resource.getrusage(resource.RUSAGE_SELF).ru_minflt"
-    faults = []
-    for call in ("", "from model.runtime import keep_freed_memory; keep_freed_memory();"):
-        code = f"{call}import resource, torch\n{step}before = {count}\nfor _ in range(20): {step}\nprint({count} - before)"
-        done = subprocess.run(
-            [sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True, timeout=60
-        )
-        faults.append(int(done.stdout))
-    assert faults[1] < faults[0] / 4
-
-
-def test_a_process_whose_others_are_gone_says_so(monkeypatch):
-    here = Runtime(SystemConfig(device="cpu"))
-    here.world = 2
-    for words, error in (("Connection closed by peer", OSError), ("a bug", RuntimeError)):
-
-        def fail(tensor, words=words):
-            raise RuntimeError(words)
-
-        monkeypatch.setattr(torch.distributed, "all_reduce", fail)
-        for reduce in (lambda: here.sum(1.0), lambda: here.average(torch.ones(2))):
-            with pytest.raises(
-                error, match="another process of this run" if error is OSError else words
-            ):
+def test_only_a_lost_connection_is_reported_as_the_end_of_another_process(monkeypatch):
+    processes = Processes()
+    processes.world_size = 2
+    for message, expected in (("Connection closed", "another process"), ("bug", "^bug$")):
+        all_reduce = Mock(side_effect=RuntimeError(message))
+        monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
+        for reduce in (lambda: processes.sum(1.0), lambda: processes.average(torch.ones(2))):
+            with pytest.raises(RuntimeError, match=expected) as error:
                 reduce()
+            assert isinstance(error.value, RunError) == (message != "bug")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a setting of the GNU C library")
+def test_freed_memory_is_kept():
+    """Ten steps that each allocate and free 16,384 pages cause few page faults."""
+    code = """
+import resource, torch
+from model.device import configure_torch
+
+def page_faults_after(steps):
+    for _ in range(steps):
+        [torch.ones(2**18) for _ in range(64)]
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+configure_torch(torch.device("cpu"))
+faults = -page_faults_after(2) + page_faults_after(10)
+assert faults < 5000, faults
+"""
+    root = Path(__file__).parents[2]
+    subprocess.run([sys.executable, "-c", code], cwd=root, check=True, timeout=60)

@@ -1,104 +1,84 @@
-"""The laws of ending: one signal is remembered, one line says what went wrong."""
+"""Tests of error reports, signals, terminal output, atomic writes and the divergence check."""
 
 import io
-import itertools
 import os
 import signal
 import sys
 import unicodedata
+from math import inf, nan
 
 import pytest
 import torch
 
-from model import ending
-from model.ending import exit_status, keep_within_memory, memory_for, remembered_signals, say, shown
+from model import errors
+from model.errors import DivergenceCheck, RunError, UserError, atomic_write, catch_signals
+
+OUT_OF_MEMORY = "error: out of memory. Use a smaller --batch_size.\n"
 
 
-def test_the_first_signal_is_remembered_the_second_obeyed():
-    with remembered_signals() as caught:
+def run_main(error: BaseException) -> int:
+    """The exit status of a command that raises `error`."""
+
+    @errors.report_errors
+    def main(argv: list[str]) -> int:
+        with errors.out_of_memory_hint("Use a smaller --batch_size."):
+            raise error
+
+    return main([])
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "line"),
+    [
+        (UserError("n is 3.\n It must be 2."), 2, "error: n is 3. It must be 2.\n"),
+        (RunError("The disk is full."), 1, "error: The disk is full.\n"),
+        (MemoryError(), 1, OUT_OF_MEMORY),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"), 1, OUT_OF_MEMORY),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), 1, OUT_OF_MEMORY),
+        (KeyboardInterrupt(), 130, ""),
+        (SystemExit(0), 0, ""),
+    ],
+)
+def test_an_expected_error_is_one_line_and_an_exit_status(capsys, error, status, line):
+    assert run_main(error) == status
+    assert capsys.readouterr() == ("", line)
+
+
+@pytest.mark.parametrize("kind", [ValueError, OSError, RuntimeError, KeyError])
+def test_any_other_error_keeps_its_traceback(capsys, kind):
+    error = kind("bug")
+    with pytest.raises(kind) as raised:
+        run_main(error)
+    assert raised.value is error
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_command_runs_without_standard_streams(monkeypatch):
+    for name in ("stdin", "stdout", "stderr"):
+        monkeypatch.setattr(sys, name, None)
+    assert run_main(UserError("nobody reads this")) == 2
+
+
+def test_the_first_signal_is_collected_and_the_second_acts_at_once():
+    numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+    before = [signal.getsignal(number) for number in numbers]
+    with catch_signals() as caught:
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGTERM)
         assert caught == [signal.SIGINT, signal.SIGTERM]
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert [signal.getsignal(number) for number in numbers] == before
 
 
-def test_a_signal_that_was_ignored_stays_so():
+def test_an_ignored_signal_stays_ignored():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with remembered_signals() as caught:
+        with catch_signals() as caught:
             os.kill(os.getpid(), signal.SIGHUP)
         assert not caught
     finally:
         signal.signal(signal.SIGHUP, before)
-
-
-@pytest.mark.parametrize(
-    ("error", "status"),
-    [
-        (ValueError("wrong"), 2),
-        (OSError(28, "No space left on device"), 1),
-        (FloatingPointError("diverged"), 1),
-        (MemoryError(), 1),
-    ],
-)
-def test_a_failure_is_one_line_and_a_status(capsys, error, status):
-    def fail() -> int:
-        raise error
-
-    assert exit_status(fail) == status
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1
-    assert lines[0].startswith("error: ")
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        MemoryError(),
-        torch.OutOfMemoryError("CUDA out of memory"),
-        RuntimeError("DefaultCPUAllocator: can't allocate memory"),
-    ],
-)
-def test_out_of_memory_says_what_for_and_the_mend(capsys, error):
-    def fail() -> int:
-        with memory_for("9 elephants; take 8"):
-            raise error
-
-    assert exit_status(fail) == 1
-    assert capsys.readouterr().err == "error: out of memory for 9 elephants; take 8\n"
-
-
-def test_a_bug_keeps_its_traceback():
-    def fail() -> int:
-        with memory_for("this"):
-            raise RuntimeError("a bug")
-
-    with pytest.raises(RuntimeError, match="a bug"):
-        exit_status(fail)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="a limit of Linux")
-def test_there_is_no_more_memory_than_the_machine_s_or_a_limit_set_before(monkeypatch, tmp_path):
-    resource = pytest.importorskip("resource")
-    before = resource.getrlimit(resource.RLIMIT_DATA)
-    most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    try:
-        for limit, container in itertools.product((before[1], most // 2), ("max", str(most // 3))):
-            resource.setrlimit(resource.RLIMIT_DATA, (limit, before[1]))
-            monkeypatch.setattr(ending, "CONTAINER", tmp_path / "memory.max")
-            ending.CONTAINER.write_text(container)
-            keep_within_memory()
-            limits = [
-                most,
-                *([limit] if limit != resource.RLIM_INFINITY else []),
-                *([most // 3] if container != "max" else []),
-            ]
-            assert resource.getrlimit(resource.RLIMIT_DATA) == (min(limits), before[1])
-    finally:
-        resource.setrlimit(resource.RLIMIT_DATA, before)
 
 
 class Terminal(io.StringIO):
@@ -106,17 +86,62 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_no_control_character_reaches_a_terminal_and_all_else_does():
-    everything, terminal, file = (
-        "".join(map(chr, range(0x250))).replace("\r", ""),
-        Terminal(),
-        io.StringIO(),
-    )
-    say(everything, terminal)
-    say(everything, file)
-    assert file.getvalue() == everything + "\n"
-    for sent, came in zip(everything + "\n", terminal.getvalue(), strict=True):
-        assert came == sent or (unicodedata.category(sent) == "Cc" and sent not in "\t\n")
-        assert unicodedata.category(came) != "Cc" or came in "\t\n"
-    assert shown("\x1b[2J", terminal) == "␛[2J"
-    assert shown("safe\revil\r\n", terminal) == "safeevil\n"
+def test_only_control_characters_are_replaced_and_only_on_a_terminal():
+    text, terminal, file = "".join(map(chr, range(0x250))), Terminal(), io.StringIO()
+    errors.print_line(text, terminal)
+    errors.print_line(text, file)
+    assert file.getvalue() == text + "\n"
+    sent = text.replace("\r", "") + "\n"
+    for expected, printed in zip(sent, terminal.getvalue(), strict=True):
+        is_control = unicodedata.category(expected) == "Cc" and expected not in "\t\n"
+        assert (printed != expected) == is_control
+        assert unicodedata.category(printed) != "Cc" or printed in "\t\n"
+    assert errors.escape_control_chars("\x1b[2Jsafe\revil\r\n", terminal) == "␛[2Jsafeevil\n"
+
+
+def test_output_to_a_closed_pipe_is_discarded():
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    with open(write_end, "w") as stream:
+        errors.print_line("nobody reads this", stream)
+        print("nor this", file=stream)
+
+
+@pytest.mark.parametrize("error", [None, OSError(28, "Full"), ValueError("bug"), KeyboardInterrupt])
+def test_atomic_write_replaces_the_file_only_when_it_is_complete(tmp_path, error):
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    os.link(path, tmp_path / "link")
+    try:
+        with atomic_write(path) as file:
+            file.write(b"new content")
+            assert path.read_bytes() == b"old"
+            if error is not None:
+                raise error
+    except (RunError, ValueError, KeyboardInterrupt) as raised:
+        assert isinstance(raised, RunError) == isinstance(error, OSError)
+    assert path.read_bytes() == (b"new content" if error is None else b"old")
+    assert (tmp_path / "link").read_bytes() == b"old"  # it was not written in place
+    assert sorted(os.listdir(tmp_path)) == ["file", "link"]
+
+
+@pytest.mark.parametrize(("loss", "norm"), [(nan, 1.0), (-inf, nan), (1.0, inf)])
+def test_divergence_check_names_the_first_bad_step(loss, norm):
+    check, name = DivergenceCheck(), "gradient norm" if loss == 1.0 else "training loss"
+    for step in range(3):
+        check.add(step, 0.25, torch.tensor(1.0), torch.tensor(1.0))
+    check.check()
+    with pytest.raises(RunError, match=rf"the {name} .* at step 3 \(learning rate 0\.25\)"):
+        for step in range(3, 1000):  # it looks by itself now and then
+            check.add(step, 0.25, torch.tensor(loss), torch.tensor(norm))
+
+
+def test_divergence_check_tolerates_some_overflows_in_a_row():
+    check = DivergenceCheck(tolerated=2)
+    for step, norm in enumerate([inf, inf, 1.0, inf, inf, 1.0, inf, inf]):
+        check.add(step, 0.25, torch.tensor(1.0), torch.tensor(norm))
+        check.check()
+    for step in range(8, 11):
+        check.add(step, 0.25, torch.tensor(inf), torch.tensor(1.0))
+    with pytest.raises(RunError, match="at step 8 "):
+        check.check()

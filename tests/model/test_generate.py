@@ -1,179 +1,148 @@
-"""The laws of choosing characters and writing texts."""
+"""Tests of sampling: choosing characters, writing texts, scoring a text."""
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from torch import nn
 
-from model.generate import SamplingConfig, choose, generate, probabilities, stream, surprise
+from model.csampler import load_library, make_csampler
+from model.generate import SamplingConfig as Config
+from model.generate import generate, make_step_fn, next_char_probs, sample_ids, stream, total_nll
 from model.gpt import GPT, GPTConfig
+from tests.model.test_gpt import random_gpt, random_ids
 
-V = 7
-logits_of = arrays(np.float64, (3, V), elements=st.integers(-30, 30).map(float))
-settings_of = st.builds(
-    SamplingConfig,
-    temperature=st.sampled_from([0.0, 1e-300, 0.1, 1.0, 5.0]),
-    top_k=st.integers(0, V + 1),
-    top_p=st.floats(1e-6, 1.0),
-)
+both_samplers = pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 
 
-def network(block_size: int = 8, seed: int = 0) -> GPT:
-    torch.manual_seed(seed)
-    model = GPT(GPTConfig(n_layer=2, n_head=2, n_embd=8, block_size=block_size), V).double().eval()
-    for weight in model.parameters():
-        if not weight.any():
-            nn.init.normal_(weight)
-    return model
+class GPTWithAbsolutePositions(GPT):
+    def __init__(self, config: GPTConfig, vocab_size: int) -> None:
+        super().__init__(config, vocab_size)
+        self.positions = nn.Embedding(config.block_size, config.n_embd)
+        self.max_length = config.block_size
+
+    def forward(self, ids_BT, cache=None):
+        start = cache.length if cache is not None else 0
+        positions_TC = self.positions(torch.arange(start, start + ids_BT.size(1)))
+        with self.embedding.register_forward_hook(lambda _, args, x_BTC: x_BTC + positions_TC):
+            return super().forward(ids_BT, cache)
 
 
-def text(model: GPT, prompt: list[int], **settings) -> np.ndarray:
-    """ids_BT of all samples."""
-    return np.stack(list(generate(model, prompt, SamplingConfig(**settings))), axis=1)
-
-
-@given(logits_of, settings_of)
-def test_probabilities_are_a_distribution_that_favours_the_likely(logits, settings):
-    probs = probabilities(logits, settings)
-    assert (probs >= 0).all()
-    np.testing.assert_allclose(probs.sum(-1), 1)
-    for row, prob in zip(logits, probs, strict=True):
-        assert prob[row.argmax()] > 0
-        order = row.argsort()
-        assert (np.diff(prob[order][np.diff(row[order], prepend=-np.inf) > 0]) >= 0).all()
-
-
-@given(logits_of, st.integers(1, V), st.floats(0.01, 1.0))
-def test_top_k_keeps_k_and_top_p_the_fewest_that_reach_p(logits, k, p):
-    plain = probabilities(logits, SamplingConfig(temperature=1.0))
-    assert (
-        (probabilities(logits, SamplingConfig(temperature=1.0, top_k=k)) > 0).sum(-1) <= k
-    ).all()
-    kept = probabilities(logits, SamplingConfig(temperature=1.0, top_p=p)) > 0
-    for row, keep in zip(plain, kept, strict=True):
-        assert row[keep].sum() >= p - 1e-9
-        assert row[keep].sum() - row[keep].min() < p + 1e-9
-        assert row[keep].min() >= row[~keep].max(initial=0) - 1e-12
-
-
-def test_ten_thousand_draws_never_leave_what_is_allowed():
-    logits = np.random.default_rng(0).normal(size=(1, V)).repeat(10_000, 0)
-    uniform = np.random.default_rng(1).random(10_000)
-    for settings in (
-        SamplingConfig(top_k=3),
-        SamplingConfig(top_p=0.6),
-        SamplingConfig(top_k=4, top_p=0.5),
-    ):
-        probs = probabilities(logits, settings)
-        drawn = set(choose(probs, uniform).tolist())
-        assert drawn == set(np.flatnonzero(probs[0]).tolist())
-
-
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
-def test_draws_are_as_frequent_as_they_are_probable(temperature):
-    logits, count = np.random.default_rng(0).normal(size=(1, V)), 20_000
-    probs = probabilities(logits, SamplingConfig(temperature=temperature))
-    tempered = np.exp(logits / temperature) / np.exp(logits / temperature).sum()
-    np.testing.assert_allclose(probs, tempered)
-    drawn = choose(probs.repeat(count, 0), np.random.default_rng(1).random(count))
-    expected = probs[0] * count
-    chi_square = ((np.bincount(drawn, minlength=V) - expected) ** 2 / expected).sum()
-    assert chi_square < 22.46  # the 99.9th percentile at six degrees of freedom
+def write_texts(model: GPT, prompt: list[int], samples=None, **settings) -> np.ndarray:
+    """What continues the prompt, ids_BT. The C sampler writes it in float32, if it compiles."""
+    csampler = make_csampler(model)
+    is_float32 = model.head.weight.dtype == torch.float32
+    assert (csampler is not None) == (is_float32 and load_library() is not None)
+    return np.stack(list(generate(model, prompt, Config(**settings), samples, csampler)), axis=1)
 
 
 @given(
-    arrays(np.float64, V, elements=st.sampled_from([0.0, 1e-300, 0.1, 1.0])),
-    st.floats(0, 1, exclude_max=True),
+    arrays(np.float64, 7, elements=st.integers(-30, 30).map(float)),
+    st.sampled_from([0.0, 1e-300, 0.1, 1.0, 5.0]),
+    st.integers(0, 8),
+    st.floats(1e-6, 1.0),
 )
-def test_the_improbable_is_rare_but_the_impossible_never_happens(weights, uniform):
-    weights[3] = 1.0
-    probs = weights[None] / weights.sum()
-    for u in (uniform, 0.0, 1 - 2**-53):
-        assert probs[0, choose(probs, np.array([u]))[0]] > 0
+def test_probabilities_are_the_softmax_cut_to_top_k_then_top_p(logits_V, temperature, top_k, top_p):
+    config = Config(temperature=temperature, top_k=top_k, top_p=top_p)
+    probs_V = next_char_probs(logits_V[None], np.empty((1, 0)), config)[0]
+    uncut_V = torch.softmax(torch.from_numpy(logits_V / (temperature or 1e-300)), 0).numpy()
+    k = 1 if temperature == 0 else top_k or 7
+    kept = probs_V > 0
+    assert kept.sum() <= k
+    assert uncut_V[kept].min() >= uncut_V[~kept].max(initial=0)
+    np.testing.assert_allclose(probs_V[kept], uncut_V[kept] / uncut_V[kept].sum())
+    shares = uncut_V[kept] / np.sort(uncut_V)[-k:].sum()  # of the k likeliest
+    assert top_p - 1e-9 <= shares.sum() < top_p + shares.min() + 1e-9
 
 
+def test_characters_are_drawn_as_often_as_they_are_probable():
+    probs_V = np.array([0, 0.5, 0.2, 0, 0.25, 0.05, 0])
+    drawn = sample_ids(np.tile(probs_V, (20_000, 1)), np.random.default_rng(0).random(20_000))
+    counts, expected = np.bincount(drawn, minlength=7), 20_000 * probs_V
+    chi_square = ((counts - expected)[probs_V > 0] ** 2 / expected[probs_V > 0]).sum()
+    assert chi_square < 16.27  # the 99.9th percentile at three degrees of freedom
+
+
+@given(
+    arrays(np.float64, 7, elements=st.sampled_from([0.0, 1e-300, 0.1, 1.0])),
+    st.floats(0, 1, exclude_max=True) | st.sampled_from([0.0, 1 - 2**-53]),
+)
+def test_characters_of_probability_0_are_never_drawn(weights_V, uniform):
+    weights_V[3] = 1.0
+    assert weights_V[sample_ids(weights_V[None] / weights_V.sum(), np.array([uniform]))] > 0
+
+
+@both_samplers
 @pytest.mark.parametrize("block_size", [1, 2, 5, 8])
-@pytest.mark.parametrize("length", [0.5, 1, 2, 5])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_greedy_is_what_the_model_run_over_the_whole_text_finds_likeliest(
-    block_size, length, dtype
-):
-    """On the cache or in native code, inside block_size and past it."""
-    model, ids = network(block_size).to(dtype), [1]
-    written = text(model, ids, max_new_tokens=max(1, int(length * block_size)), temperature=0)[0]
-    for character in written:
-        assert character == model(torch.tensor([ids]))[0, -1].argmax()
-        ids.append(int(character))
-
-
-@pytest.mark.parametrize("length", [3, 8, 9, 30, 60])
-def test_a_prompt_of_any_length_is_read_by_the_same_rule(length):
-    """What follows a text does not depend on how much of it was given and how much was written."""
-    model = network()
-    whole = [1, *text(model, [1], max_new_tokens=length + 10, temperature=0)[0].tolist()]
-    again = text(model, whole[:length], max_new_tokens=11, temperature=0)[0].tolist()
-    assert again == whole[length : length + 11]
+@pytest.mark.parametrize("length", [1, 8, 40])
+def test_greedy_text_is_the_likeliest_after_all_before_it(length, block_size, dtype):
+    model, prompt = random_gpt(block_size=block_size).to(dtype), random_ids(length).tolist()
+    written = write_texts(model, prompt, max_new_tokens=40, temperature=0)[0].tolist()
+    logits_TV = model(torch.tensor([prompt + written]))[0]
+    assert written == logits_TV[length - 1 : -1].argmax(-1).tolist()
 
 
 @torch.no_grad()
-def test_all_of_a_long_prompt_counts():
-    """Also what attention no longer sees: blocks above the first see further."""
-    model, prompts = network(), np.random.default_rng(0).integers(V, size=(200, 40)).tolist()
-    for seed, prompt in enumerate(prompts):
-        probs = probabilities(
-            model(torch.tensor([prompt]))[:, -1].numpy(), SamplingConfig(temperature=1.0)
-        )
-        drawn = choose(probs, np.array([np.random.default_rng([seed, 0]).random()]))
-        assert text(model, prompt, max_new_tokens=1, temperature=1.0, seed=seed)[0] == drawn
+@pytest.mark.parametrize("block_size", [1, 2, 5, 8])
+@pytest.mark.parametrize("length", [1, 4, 8, 9, 40])
+@pytest.mark.parametrize("model_type", [GPT, GPTWithAbsolutePositions])
+def test_steps_continue_the_whole_text_or_its_latest_half(model_type, length, block_size):
+    model = random_gpt(model_type=model_type, block_size=block_size)
+    step, first, ids_BT = make_step_fn(model, 2), 0, random_ids(2, length + 20)
+    new_BT = ids_BT[:, :length]
+    for end in range(length, length + 20):
+        if model.max_length is not None and end - first > model.max_length:
+            first = end - (model.max_length + 1) // 2  # no positions left: start again
+        expected_BV = model(ids_BT[:, first:end])[:, -1]
+        np.testing.assert_allclose(step(new_BT.numpy()), expected_BV)
+        new_BT = ids_BT[:, end : end + 1]
 
 
-def test_a_seed_is_a_text():
-    model = network()
-    first, second, other = (
-        text(model, [1], max_new_tokens=40, temperature=1.0, seed=s) for s in (1, 1, 2)
-    )
-    assert (first == second).all()
-    assert (first != other).any()
+def test_sampling_rule_sees_the_prompt_and_all_that_is_written(monkeypatch):
+    def remember(logits_BV, text_BT, config):
+        texts.append(text_BT.copy())
+        return next_char_probs(logits_BV, text_BT, config)
+
+    texts, model = [], random_gpt().float()
+    monkeypatch.setattr("model.generate.next_char_probs", remember)
+    written_BT = write_texts(model, [1, 2], max_new_tokens=1100, temperature=5.0, num_samples=2)
+    whole_BT = np.concatenate(([[1, 2], [1, 2]], written_BT), axis=1)
+    assert len(texts) == 1100
+    assert all(np.array_equal(text_BT, whole_BT[:, : 2 + t]) for t, text_BT in enumerate(texts))
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_a_sample_is_the_same_alone_and_beside_others(dtype):
-    model, settings = (
-        network().to(dtype),
-        SamplingConfig(max_new_tokens=40, temperature=5.0, num_samples=13),
-    )
-    beside = np.stack(list(generate(model, [1], settings)), axis=1)
-    assert len({tuple(row) for row in beside}) == 13
-    for some in (range(1), range(3, 12), range(12, 13)):
-        assert (
-            np.stack(list(generate(model, [1], settings, some)), axis=1)
-            == beside[some.start : some.stop]
-        ).all()
+@both_samplers
+def test_a_text_depends_on_its_seed_and_number_and_not_on_the_texts_beside_it(dtype):
+    model = random_gpt().to(dtype)
+    settings = {"max_new_tokens": 40, "temperature": 5.0, "top_p": 0.95, "num_samples": 13}
+    ids_BT = write_texts(model, [1], **settings)
+    assert len(np.unique(ids_BT, axis=0)) == 13
+    for samples in (range(1), range(3, 12), range(12, 13)):
+        assert (write_texts(model, [1], samples, **settings) == ids_BT[list(samples)]).all()
+    assert (write_texts(model, [1], seed=1, **settings) != ids_BT).any(axis=1).all()
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@both_samplers
 @pytest.mark.parametrize("stop", ["", "b", "ab"])
-def test_a_stream_is_the_texts_each_to_its_own_stop(dtype, stop):
-    model, vocab = network().to(dtype), "abcdefg"
-    settings = SamplingConfig(max_new_tokens=150, temperature=2.0, num_samples=20)
-    whole = [
-        "".join(vocab[id_] for id_ in ids_T)
-        for ids_T in np.stack(list(generate(model, [1], settings)), axis=1)
-    ]
-    streamed = list(stream(model, vocab, [1], settings, stop))
-    first = [character for i, character in streamed if i == 0]
-    assert all(len(character) == 1 for character in first)
-    texts = ["".join(first), *(text for i, text in streamed if i > 0)]
-    assert [i for i, _ in streamed[len(first) :]] == list(range(1, 20))
-    expected = [text[: text.index(stop) + len(stop)] if stop in text else text for text in whole]
-    assert texts == (expected if stop else whole)
+def test_stream_gives_every_text_up_to_its_own_stop(dtype, stop):
+    model, vocab = random_gpt().to(dtype), "abcdefghijk"
+    settings = {"max_new_tokens": 150, "temperature": 2.0, "num_samples": 20}
+    texts = ["".join(vocab[i] for i in ids_T) for ids_T in write_texts(model, [1], **settings)]
+    if stop:
+        texts = [text[: (text + stop).index(stop) + len(stop)] for text in texts]
+    expected = [*((0, character) for character in texts[0]), *list(enumerate(texts))[1:]]
+    assert list(stream(model, vocab, [1], Config(**settings), stop)) == expected
 
 
-def test_the_surprise_at_a_text_is_that_of_its_characters_one_by_one():
-    model, ids_N = network(), np.random.default_rng(0).integers(V, size=30)
-    logits_TV = model(torch.tensor([[1, *ids_N]]))[0, :-1]
-    expected = -logits_TV.log_softmax(-1)[torch.arange(30), ids_N].sum().item()
-    assert surprise(model, 1, ids_N) == pytest.approx(expected, rel=1e-6)
+@pytest.mark.parametrize(("model_type", "length"), [(GPT, 30), (GPTWithAbsolutePositions, 8)])
+def test_total_nll_is_the_sum_over_the_text_or_over_parts_of_max_length(model_type, length):
+    model, ids_T = random_gpt(model_type=model_type, block_size=8), random_ids(31)
+    expected = 0.0
+    for first in range(0, 30, length):
+        part_T = ids_T[first : first + length + 1]
+        logits_TV = model(part_T[None, :-1])[0]
+        expected += F.cross_entropy(logits_TV, part_T[1:], reduction="sum").item()
+    assert total_nll(model, ids_T[0], ids_T[1:].numpy()) == pytest.approx(expected, rel=1e-6)

@@ -1,112 +1,98 @@
-"""The laws of the network."""
+"""Tests of the network: what each logit depends on, its layers, the cache."""
 
-import math
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from model.attention import Cache
+from model.errors import UserError
 from model.gpt import GPT, Block, GPTConfig, TokenShift
 
 CONFIG = GPTConfig(n_layer=3, n_head=2, n_embd=16, block_size=12)
+NO_POSITIONS = torch.ones(5, 4).double(), torch.zeros(5, 4).double()  # angles of zero
 
 
-def network(vocab_size: int = 11, config: GPTConfig = CONFIG, seed: int = 0) -> GPT:
-    """A network as if trained: no matrix is zero."""
-    torch.manual_seed(seed)
-    model = GPT(config, vocab_size).double().eval()
-    for weight in model.parameters():
-        if not weight.any():
-            nn.init.normal_(weight, std=0.3)
+def random_gpt(V: int = 11, model_type: type[GPT] = GPT, **sizes: float) -> GPT:
+    """A network as if trained, in which no parameter is zero. In float64."""
+    torch.manual_seed(0)
+    model = model_type(replace(CONFIG, **sizes), V).double().eval()
+    for parameter in model.parameters():
+        if not parameter.any():
+            nn.init.normal_(parameter, std=0.3)
     return model
 
 
-def ids(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randint(11, shape, generator=torch.Generator().manual_seed(seed))
+def random_ids(*shape: int, V: int = 11) -> torch.Tensor:
+    return torch.randint(V, shape, generator=torch.Generator().manual_seed(0))
 
 
-def test_changing_a_character_changes_no_logit_before_it():
-    model, ids_BT = network(), ids(2, 12)
+def test_logits_do_not_depend_on_future_characters():
+    model, ids_BT = random_gpt(), random_ids(2, 12)
     before = model(ids_BT)
     for t in range(12):
-        changed = ids_BT.clone()
-        changed[:, t] = (changed[:, t] + 1) % 11
-        moved = (model(changed) - before).abs().amax((0, 2)) > 1e-9
-        assert moved.tolist() == [False] * t + [True] * (12 - t)
+        changed_BT = ids_BT.clone()
+        changed_BT[:, t] = (changed_BT[:, t] + 1) % 11
+        depends = (model(changed_BT) - before).abs().amax((0, 2)) > 1e-9
+        assert depends.tolist() == [False] * t + [True] * (12 - t)
 
 
-def test_no_gradient_reaches_back_from_the_future():
-    model, ids_BT, made = network(), ids(1, 12), []
-
-    def keep(module, args, x_BTC):
-        x_BTC.retain_grad()
-        made.append(x_BTC)
-
-    model.embedding.register_forward_hook(keep)
+def test_gradients_do_not_reach_future_characters():
+    model, embedded = random_gpt(), []
+    model.embedding.register_forward_hook(lambda _, args, x_BTC: embedded.append(x_BTC))
+    logits_TV = model(random_ids(1, 12))[0]
     for t in range(12):
-        model(ids_BT)[0, t].square().sum().backward()
-        reached = made[-1].grad[0].abs().amax(-1) > 0
+        loss = logits_TV[t].square().sum()
+        (gradient_BTC,) = torch.autograd.grad(loss, embedded, retain_graph=True)
+        reached = gradient_BTC[0].any(dim=-1)
         assert reached.tolist() == [True] * (t + 1) + [False] * (11 - t)
 
 
-def test_every_weight_has_a_part_in_the_logits():
-    model = network()
-    model(ids(2, 12)).square().sum().backward()
-    assert [
-        name
-        for name, weight in model.named_parameters()
-        if weight.grad is None or not weight.grad.any()
-    ] == []
+def test_every_parameter_affects_the_logits():
+    model = random_gpt()
+    model(random_ids(2, 12)).square().sum().backward()
+    assert all(parameter.grad.any() for parameter in model.parameters())
 
 
-def test_an_untrained_network_finds_all_characters_equally_likely():
-    torch.manual_seed(0)
-    logits_BTV = GPT(CONFIG, 11)(ids(2, 12))
-    assert logits_BTV.shape == (2, 12, 11)
-    loss = F.cross_entropy(logits_BTV.flatten(0, 1), ids(2, 12, seed=1).flatten())
-    assert loss.item() == pytest.approx(math.log(11), rel=1e-6)
+def test_untrained_network_gives_all_characters_the_same_probability():
+    logits_BTV = GPT(CONFIG, vocab_size=11)(random_ids(2, 12))
+    torch.testing.assert_close(logits_BTV.softmax(-1), torch.full((2, 12, 11), 1 / 11))
 
 
-def test_a_new_block_is_the_identity():
-    block, x = Block(CONFIG), torch.randn(2, 5, 16)
-    angles = torch.rand(5, 4), torch.rand(5, 4)
-    assert torch.equal(block(x, *angles), x)
+def test_new_block_is_the_identity():
+    x_BTC = torch.randn(2, 5, 16)
+    assert torch.equal(Block(CONFIG)(x_BTC, torch.rand(5, 4), torch.rand(5, 4)), x_BTC)
 
 
-def test_the_feed_forward_layer_mixes_no_positions_and_attention_does():
-    block, x, order = (
-        network().blocks[0],
-        torch.randn(1, 5, 16, dtype=torch.float64),
-        [3, 0, 4, 1, 2],
-    )
-    angles = torch.ones(5, 4, dtype=torch.float64), torch.zeros(5, 4, dtype=torch.float64)
-    torch.testing.assert_close(block.mlp(x[:, order]), block.mlp(x)[:, order])
-    mixed = block.attention(x, *angles)
-    assert not torch.allclose(block.attention(x[:, order], *angles), mixed[:, order])
+def test_attention_mixes_positions_and_the_feed_forward_layer_does_not():
+    block, x_BTC, order = random_gpt().blocks[0], torch.randn(1, 5, 16).double(), [3, 0, 4, 1, 2]
+    torch.testing.assert_close(block.mlp(x_BTC[:, order]), block.mlp(x_BTC)[:, order])
+    mixed_BTC = block.attention(x_BTC, *NO_POSITIONS)[:, order]
+    assert not torch.allclose(block.attention(x_BTC[:, order], *NO_POSITIONS), mixed_BTC)
 
 
-def test_a_shift_adds_shares_of_the_characters_before():
-    shift, x = TokenShift(16).double(), torch.randn(2, 5, 16, dtype=torch.float64)
-    assert torch.equal(shift(x), x)  # nothing at first
-    nn.init.normal_(shift.share)
-    expected = x.clone()
-    for t in range(5):
-        for back in range(1, min(t, TokenShift.REACH) + 1):
-            expected[:, t] += shift.share[back - 1] * x[:, t - back]
-    torch.testing.assert_close(shift(x), expected)
+def test_feed_forward_layer_is_a_squared_relu_between_two_matrices():
+    mlp, x_C = random_gpt().blocks[0].mlp, torch.randn(16).double()
+    hidden = (mlp.fc.weight @ x_C).clamp(min=0) ** 2
+    torch.testing.assert_close(mlp(x_C), mlp.proj.weight @ hidden)
 
 
-def test_the_feed_forward_layer_is_a_squared_relu_between_two_matrices():
-    mlp = network().blocks[0].mlp
-    x = torch.randn(16, dtype=torch.float64)
-    hidden = torch.tensor([max(0.0, h.item()) ** 2 for h in mlp.fc.weight @ x], dtype=torch.float64)
-    torch.testing.assert_close(mlp(x), mlp.proj.weight @ hidden)
+def test_token_shift_adds_a_mix_of_the_previous_two_positions():
+    shift, x_BTC = TokenShift(16), torch.randn(2, 5, 16)
+    assert torch.equal(shift(x_BTC), x_BTC)  # at first it adds nothing
+    nn.init.normal_(shift.mix_1)
+    nn.init.normal_(shift.mix_2)
+    expected = x_BTC.clone()
+    expected[:, 1:] += shift.mix_1 * x_BTC[:, :-1]
+    expected[:, 2:] += shift.mix_2 * x_BTC[:, :-2]
+    torch.testing.assert_close(shift(x_BTC), expected)
 
 
 def test_one_character_in_two_contexts_has_one_embedding_and_two_vectors():
-    """As "bank" has in an article: the same going in, wherever it stands, another coming out."""
-    model, seen = network(), {}
+    """As the word "bank" in an article."""
+    model, seen = random_gpt(), {}
     model.blocks[0].register_forward_pre_hook(lambda _, args: seen.update(static=args[0]))
     model.head.register_forward_pre_hook(lambda _, args: seen.update(contextual=args[0]))
     model(torch.tensor([[1, 7, 3, 2], [4, 5, 6, 7]]))
@@ -114,59 +100,51 @@ def test_one_character_in_two_contexts_has_one_embedding_and_two_vectors():
     assert not torch.allclose(seen["contextual"][0, 1], seen["contextual"][1, 3])
 
 
-@pytest.mark.parametrize(
-    "cuts", [[1] * 12, [5, 7], [7, 1, 4], [1] * 40, [12] * 3, [30, 1, 1, 8], [3, 37]]
-)
-def test_cached_logits_equal_uncached_ones(cuts):
+CUTS = [[1] * 12, [5, 7], [7, 1, 4], [1] * 40, [12] * 3, [30, 1, 1, 8], [3, 37]]
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 3, 12, 100])
+@pytest.mark.parametrize("cuts", CUTS)
+def test_cached_logits_equal_uncached_ones(cuts, block_size):
     """Also where the text is longer than block_size, and attention no longer sees all of it."""
-    model, ids_BT = network(), ids(2, sum(cuts))
-    cache = model.new_cache()
-    pieces = [model(piece, cache) for piece in ids_BT.split(cuts, dim=1)]
+    model, cache = random_gpt(block_size=block_size), Cache()
+    ids_BT = random_ids(2, sum(cuts))
+    pieces = [model(piece_BT, cache) for piece_BT in ids_BT.split(cuts, dim=1)]
     torch.testing.assert_close(torch.cat(pieces, dim=1), model(ids_BT))
+    assert cache.length == sum(cuts)
+    remembered = [k_BHTD.size(2) for k_BHTD, _ in cache.keys_values.values()]
+    assert remembered == 3 * [min(sum(cuts), block_size - 1)]  # no more than the next query sees
 
 
-@pytest.mark.parametrize("block_size", [1, 4])
-def test_its_reach_is_how_far_back_a_character_matters(block_size):
-    model = network(config=GPTConfig(n_layer=2, n_head=2, n_embd=16, block_size=block_size))
-    ids_BT = ids(1, model.reach + 3)
-    before = model(ids_BT)[0, -1]
-    for t in range(ids_BT.size(1)):
-        changed = ids_BT.clone()
-        changed[:, t] = (changed[:, t] + 1) % 11
-        assert torch.equal(model(changed)[0, -1], before) == (t < 3), t
-    torch.testing.assert_close(model(ids_BT[:, -model.reach :])[0, -1], before)
+def test_texts_with_a_cache_each_do_not_affect_one_another():
+    model, texts, caches = random_gpt(), random_ids(2, 1, 9), (Cache(), Cache())
+    names = set(model.state_dict())
+    for t in range(9):
+        logits = [model(ids_BT[:, t : t + 1], c) for ids_BT, c in zip(texts, caches, strict=True)]
+    torch.testing.assert_close(logits, [model(ids_BT)[:, -1:] for ids_BT in texts])
+    assert set(model.state_dict()) == names == {name for name, _ in model.named_parameters()}
 
 
-def test_the_cache_is_no_state_of_the_model():
-    model, before = network(), set(network().state_dict())
-    model(ids(1, 5), model.new_cache())
-    assert set(model.state_dict()) == before == {name for name, _ in model.named_parameters()}
-    assert not list(model.buffers())
-
-
-def test_dropout_is_for_training_alone():
-    model, ids_BT = (
-        network(config=GPTConfig(n_layer=2, n_head=2, n_embd=16, dropout=0.5)),
-        ids(1, 9),
-    )
+def test_dropout_is_for_training_only():
+    model, ids_BT = random_gpt(dropout=0.5), random_ids(1, 9)
     assert torch.equal(model(ids_BT), model(ids_BT))
     model.train()
     assert not torch.equal(model(ids_BT), model(ids_BT))
 
 
-def test_it_can_learn_a_text_by_heart():
+def test_network_can_memorize_a_text():
     torch.manual_seed(0)
-    model, text = GPT(CONFIG, 11), ids(1, 13)
+    model, text_BT = GPT(CONFIG, vocab_size=11), random_ids(1, 13)
     adam = torch.optim.Adam(model.parameters(), lr=1e-2)
-    for _ in range(150):
-        loss = F.cross_entropy(model(text[:, :-1])[0], text[0, 1:])
+    for _ in range(100):
+        loss = F.cross_entropy(model(text_BT[:, :-1])[0], text_BT[0, 1:])
         adam.zero_grad()
         loss.backward()
         adam.step()
     assert loss.item() < 0.05
 
 
-@pytest.mark.parametrize("wrong", [{"n_embd": 30, "n_head": 4}, {"n_embd": 12, "n_head": 4}])
-def test_sizes_that_do_not_fit_are_refused(wrong):
-    with pytest.raises(ValueError, match=r"n_head|even"):
-        GPTConfig(**wrong)
+@pytest.mark.parametrize(("n_embd", "n_head"), [(30, 4), (12, 4)])
+def test_sizes_that_do_not_fit_are_refused(n_embd, n_head):
+    with pytest.raises(UserError, match="n_head"):
+        GPTConfig(n_embd=n_embd, n_head=n_head)

@@ -1,143 +1,144 @@
-"""The laws of what changes the weights."""
+"""Tests of the optimizers and the learning-rate schedule."""
 
 import pytest
 import torch
+from torch import nn
 
 from model.gpt import GPT, GPTConfig
-from model.optim import Muon, OptimConfig, learning_rate, optimizers, orthogonalise, update
-
-CONFIG = GPTConfig(n_layer=2, n_head=2, n_embd=16, block_size=8)
-SCALER = torch.amp.GradScaler(enabled=False)
+from model.optim import Muon, OptimConfig, learning_rate, make_optimizers, orthogonalize
 
 
-def network(gradient) -> tuple[GPT, dict[str, torch.Tensor]]:
-    """A network whose weights all have the gradient `gradient` makes of them, and the weights as they were."""
-    torch.manual_seed(0)
-    model = GPT(CONFIG, 7)
-    for weight in model.parameters():
-        weight.grad = gradient(weight)
-    return model, {name: weight.detach().clone() for name, weight in model.named_parameters()}
+def make_model() -> GPT:
+    return GPT(GPTConfig(n_layer=2, n_head=2, n_embd=16, block_size=8), vocab_size=7)
 
 
-def test_every_weight_is_in_one_group_once():
-    model = GPT(CONFIG, 7)
-    held = [
-        id(p)
-        for opt in optimizers(model, OptimConfig(), torch.float32)
-        for group in opt.param_groups
-        for p in group["params"]
-    ]
-    assert sorted(held) == sorted(id(p) for p in model.parameters())
+def tied(model: GPT) -> None:
+    model.head.weight = model.embedding.weight
+
+
+def with_a_new_layer(model: GPT) -> None:
+    for block in model.blocks:
+        block.gate = nn.Linear(16, 3)
+        block.experts = nn.Parameter(torch.randn(2, 16, 4))
+    model.positions = nn.Embedding(8, 16)
+
+
+def without_some_gradients(model: GPT) -> None:
+    model.blocks[0].requires_grad_(False)
+
+
+def optimizer_step(model: GPT, config: OptimConfig, make_grad) -> dict[str, torch.Tensor]:
+    """One step with gradients from `make_grad`; returns the parameters before it."""
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    for parameter in model.parameters():
+        parameter.grad = make_grad(parameter) if parameter.requires_grad else None
+    for optimizer in make_optimizers(model, config, torch.float32):
+        optimizer.step()
+    return before
+
+
+def random_parameters(shapes: list[tuple[int, ...]]) -> list[nn.Parameter]:
+    """Parameters with gradients, the same each time."""
+    generator = torch.Generator().manual_seed(0)
+    parameters = [nn.Parameter(torch.randn(shape, generator=generator)) for shape in shapes]
+    for parameter in parameters:
+        parameter.grad = torch.randn(parameter.shape, generator=generator)
+    return parameters
+
+
+def named(parameters: list[nn.Parameter]) -> list[tuple[str, nn.Parameter]]:
+    return [(str(i), parameter) for i, parameter in enumerate(parameters)]
 
 
 @pytest.mark.parametrize("warmup", [0, 1, 10, 200])
-def test_the_rate_rises_and_falls_to_zero(warmup):
+def test_the_learning_rate_rises_and_then_falls_to_zero(warmup):
     config = OptimConfig(max_iters=100, warmup_iters=warmup, learning_rate=0.5)
     rates = [learning_rate(step, config) for step in range(100)]
-    top = rates.index(max(rates))
+    peak = rates.index(max(rates))
     assert min(rates) > 0 and max(rates) <= 0.5
-    assert rates[: top + 1] == sorted(rates[: top + 1])
-    assert rates[top:] == sorted(rates[top:], reverse=True)
+    assert rates[: peak + 1] == sorted(rates[: peak + 1])
+    assert rates[peak:] == sorted(rates[peak:], reverse=True)
     assert rates[0] == pytest.approx(0.5 / (warmup + 1))
     assert rates[-1] == pytest.approx(0.5 / 100)
-    assert learning_rate(100, config) == 0  # the step after the last would not move
+    assert learning_rate(100, config) == 0
 
 
-@pytest.mark.parametrize(("length", "clip"), [(0.05, 0.1), (7.0, 0.1), (1e6, 0.1), (7.0, 0.0)])
-def test_update_steps_along_the_gradient_no_longer_than_the_clip(length, clip):
-    """With plain gradient descent in the optimisers' place, the step is rate times the clipped gradient."""
-    count = sum(weight.numel() for weight in GPT(CONFIG, 7).parameters())
-    model, before = network(lambda weight: length / count**0.5 * torch.ones_like(weight))
-    norm = update(model, [torch.optim.SGD(model.parameters(), lr=1.0)], SCALER, 0.5, clip)
-    moved = torch.cat(
-        [(before[name] - weight).flatten() for name, weight in model.named_parameters()]
+@pytest.mark.parametrize("change", [None, tied, with_a_new_layer, without_some_gradients])
+def test_each_parameter_is_in_one_group_and_muon_has_the_matrices_of_the_blocks(change):
+    model = make_model()
+    if change is not None:
+        change(model)
+    muon, adamw = make_optimizers(model, OptimConfig(), torch.float32)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    in_muon, in_adamw = (
+        [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
+        for optimizer in (muon, adamw)
     )
-    assert norm.item() == pytest.approx(length, rel=1e-3)
-    assert moved.norm().item() == pytest.approx(0.5 * min(length, clip or length), rel=1e-2)
-    assert (moved > 0).all()
-    assert all(weight.grad is None for weight in model.parameters())
+    assert sorted(in_muon + in_adamw) == sorted(names.values())
+    for name, parameter in model.named_parameters():
+        assert (name in in_muon) == (name.startswith("blocks.") and parameter.ndim >= 2), name
 
 
-def test_both_optimisers_take_steps_of_one_size():
-    """A learning rate serves both: a step's root mean square is a share of the rate, at most all of it."""
-    model, before = network(torch.randn_like)
-    update(model, optimizers(model, OptimConfig(), torch.float32), SCALER, 0.01, 1.0)
-    for name, weight in model.named_parameters():
-        assert 0.1 < (weight - before[name]).square().mean().sqrt().item() / 0.01 < 1.01, name
+@pytest.mark.parametrize("change", [tied, with_a_new_layer, without_some_gradients])
+def test_one_learning_rate_serves_both_optimizers(change):
+    """The root mean square of a step is about the learning rate, and at most that."""
+    model = make_model()
+    change(model)
+    before = optimizer_step(model, OptimConfig(learning_rate=0.01), torch.randn_like)
+    for name, parameter in model.named_parameters():
+        rms = (parameter - before[name]).square().mean().sqrt().item()
+        assert 0.1 < rms / 0.01 < 1.01 if parameter.requires_grad else rms == 0, name
 
 
-def test_a_float16_overflow_moves_nothing_and_halves_the_scale():
-    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-    model, start = network(lambda weight: scaler.scale(torch.ones_like(weight)))
-    both = optimizers(model, OptimConfig(), torch.float32)
-    update(model, both, scaler, 0.1, 1.0)  # from here on momentum alone would move the weights
-    before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
-    assert not any(torch.equal(start[name], before[name]) for name in before)
-    for weight in model.parameters():
-        weight.grad = scaler.scale(torch.ones_like(weight))
-    model.head.weight.grad[0, 0] = torch.inf
-    update(model, both, scaler, 0.1, 1.0)
-    assert all(torch.equal(before[name], weight) for name, weight in model.named_parameters())
-    assert scaler.get_scale() == 2.0
+def test_weight_decay_shrinks_only_the_matrices_of_the_blocks():
+    model, config = make_model(), OptimConfig(learning_rate=0.1, weight_decay=0.5)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter)
+    before = optimizer_step(model, config, torch.zeros_like)
+    for name, now in model.named_parameters():
+        factor = 1 - 0.1 * 0.5 if name.startswith("blocks.") and now.ndim >= 2 else 1.0
+        torch.testing.assert_close(now, factor * before[name])
 
 
-def test_a_rate_of_zero_moves_nothing():
-    model, before = network(torch.ones_like)
-    update(model, optimizers(model, OptimConfig(weight_decay=0.5), torch.float32), SCALER, 0.0, 1.0)
-    assert all(torch.equal(before[name], weight) for name, weight in model.named_parameters())
-
-
-def test_weight_decay_pulls_on_the_matrices_of_the_blocks_alone():
-    model, before = network(torch.zeros_like)
-    for name, weight in model.named_parameters():
-        before[name] = torch.nn.init.normal_(weight).detach().clone()
-    update(model, optimizers(model, OptimConfig(weight_decay=0.5), torch.float32), SCALER, 0.1, 1.0)
-    for name, weight in model.named_parameters():
-        factor = 1 - 0.1 * 0.5 if name.startswith("blocks.") and not name.endswith("share") else 1.0
-        torch.testing.assert_close(weight, factor * before[name])
-
-
-@pytest.mark.parametrize(
-    ("dtype", "tolerance"), [(torch.bfloat16, 0.02), (torch.float16, 0.02), (torch.float32, 0.02)]
-)
-def test_muon_takes_pytorch_s_steps(dtype, tolerance):
-    """Matrices of one shape together step as PyTorch's Muon, one by one and in bfloat16, makes them."""
-    generator = torch.Generator().manual_seed(0)
-    shapes = [(16, 16), (16, 16), (64, 16), (16, 64), (16, 16)]
-    ours = [torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in shapes]
-    theirs = [torch.nn.Parameter(weight.detach().clone()) for weight in ours]
-    muon = Muon(ours, 0.1, 0.3, dtype)
-    oracle = torch.optim.Muon(
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_muon_equals_the_muon_of_pytorch(dtype):
+    """PyTorch's steps one matrix at a time, in bfloat16; one matrix never has a gradient."""
+    shapes = [(16, 16), (16, 16), (64, 16), (16, 64)]
+    ours, theirs = random_parameters(shapes), random_parameters(shapes)
+    for parameter in (ours[1], theirs[1]):
+        parameter.grad = None
+    muon = Muon(named(ours), lr=0.1, weight_decay=0.3, dtype=dtype)
+    expected_muon = torch.optim.Muon(
         theirs, lr=0.1, weight_decay=0.3, adjust_lr_fn="match_rms_adamw", ns_steps=4
     )
     for _ in range(3):
-        for mine, other in zip(ours, theirs, strict=True):
-            mine.grad = torch.randn(mine.shape, generator=generator)
-            other.grad = mine.grad.clone()
         muon.step()
-        oracle.step()
-    for mine, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(mine, other, rtol=0, atol=tolerance)
+        expected_muon.step()
+        for parameter, expected in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(parameter, expected, rtol=0, atol=0.02)
+            if expected.grad is not None:
+                expected.grad = torch.randn_like(expected)
+                parameter.grad = expected.grad.clone()
+
+
+@pytest.mark.parametrize("shape", [(3, 8, 8), (2, 2, 16, 4)])
+def test_muon_steps_a_stack_of_matrices_like_each_of_them(shape):
+    """A parameter of three or more dimensions is a stack of matrices."""
+    stack, matrix = random_parameters([shape, shape[-2:]])
+    singles = [nn.Parameter(single.clone()) for single in (*stack.data.flatten(0, -3), matrix.data)]
+    for single, grad in zip(singles, (*stack.grad.flatten(0, -3), matrix.grad), strict=True):
+        single.grad = grad.clone()
+    for parameters in ([stack, matrix], *([single] for single in singles)):
+        Muon(named(parameters), lr=0.1, weight_decay=0.3, dtype=torch.float32).step()
+    torch.testing.assert_close(torch.stack([*stack.flatten(0, -3), matrix]), torch.stack(singles))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shape", [(2, 8, 32), (2, 32, 8)])
-def test_orthogonalising_makes_all_directions_about_equal_whatever_the_length(shape, dtype):
+def test_orthogonalized_matrices_have_singular_values_near_one_at_any_scale(shape, dtype):
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     for scale in (1e-6, 1.0, 1e6):
-        singular = torch.linalg.svdvals(orthogonalise(scale * x, dtype))
-        assert singular.min() > 0.3
-        assert singular.max() < 1.3
-    assert orthogonalise(torch.zeros(shape), dtype).isfinite().all()
-
-
-def test_muon_steps_a_stack_of_matrices_as_it_steps_each():
-    generator = torch.Generator().manual_seed(0)
-    stack = torch.nn.Parameter(torch.randn(3, 8, 8, generator=generator))
-    singly = [torch.nn.Parameter(matrix.clone()) for matrix in stack.detach()]
-    stack.grad = torch.randn(3, 8, 8, generator=generator)
-    for matrix, grad in zip(singly, stack.grad, strict=True):
-        matrix.grad = grad.clone()
-    for weights in ([stack], singly):
-        Muon(weights, 0.1, 0.3, torch.float32).step()
-    torch.testing.assert_close(stack, torch.stack(singly))
+        singular_values = torch.linalg.svdvals(orthogonalize(scale * x, dtype))
+        assert singular_values.min() > 0.3
+        assert singular_values.max() < 1.3
+    assert orthogonalize(torch.zeros(shape), dtype).isfinite().all()

@@ -1,0 +1,371 @@
+"""Long runs: nothing saved is lost, and a resumed run equals an uninterrupted one."""
+
+import contextlib
+import faulthandler
+import io
+import itertools
+import math
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import sample
+import train
+from configs import TrainConfig, config_keys
+from model import checkpoint
+from model.logger import lock_run_dir
+from tests.conftest import TINY, curve
+from tests.test_train import ROOT, STEPS, assert_same_run, at_steps, copy_run, overflow_at
+
+
+def start_training(*flags: str, **env: str) -> subprocess.Popen:
+    """python train.py as a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, str(ROOT / "train.py"), *flags],
+        env=os.environ | env,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def assert_intact(run: Path) -> None:
+    """The curves have one point for each step, and best.pt holds the best evaluation."""
+    val = curve(run, "val")
+    for points in (val, curve(run, "train")):
+        steps = [step for step, _ in points]
+        assert steps == sorted(set(steps))
+    best = checkpoint.load(run / "best.pt")
+    assert best.best_val_loss == best.val_loss == pytest.approx(min(loss for _, loss in val))
+    assert best.step == best.best_iter == min(val, key=lambda point: point[1])[0]
+    assert not list(run.glob("*.tmp"))
+
+
+@pytest.mark.parametrize("flags", [[], ["--dropout=0.2", "--gradient_accumulation_steps=2"]])
+def test_a_killed_and_resumed_run_equals_an_uninterrupted_run(tiny, monkeypatch, flags):
+    at_steps(monkeypatch, [13], copy_run("whole", "killed"))  # 5 steps after the checkpoint of 8
+    assert tiny(*STEPS, *flags, "--out_dir", "whole") == 0
+    assert checkpoint.load("killed/last.pt").step == 8
+    assert train.main(["--resume", "killed"]) == 0
+    assert_same_run(Path("whole"), Path("killed"))
+    assert_intact(Path("killed"))
+    assert [step for step, _ in curve(Path("killed"), "train")] == list(range(24))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_saves_and_tells_how_to_resume(tiny, monkeypatch, capsys, number):
+    with monkeypatch.context() as patch:
+        at_steps(patch, [11], lambda _: os.kill(os.getpid(), number))
+        assert tiny(*STEPS, "--out_dir", "stopped") == 128 + number
+    assert "train.py --resume stopped\n" in capsys.readouterr().out
+    assert checkpoint.load("stopped/last.pt").step == 12
+    assert train.main(["--resume", "stopped"]) == 0
+    assert tiny(*STEPS, "--out_dir", "whole") == 0
+    assert_same_run(Path("whole"), Path("stopped"))
+
+
+def test_a_signal_during_compilation_leaves_a_resumable_run(tiny, monkeypatch):
+    def compile_slowly(loss_fn, *_):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return loss_fn
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "maybe_compile", compile_slowly)
+        assert tiny(*STEPS, "--out_dir", "run") == 128 + signal.SIGTERM
+    assert checkpoint.load("run/last.pt").step == 0
+    assert train.main(["--resume", "run"]) == 0
+
+
+def test_a_killed_process_can_be_resumed(text_file):
+    """With a real SIGKILL: the lock ends with the process."""
+    flags = [*TINY, *STEPS, "--max_iters", "80", "--data", str(text_file), "--out_dir"]
+    with start_training(*flags, "killed") as process:
+        while not Path("killed/last.pt").exists() and process.poll() is None:
+            time.sleep(0.01)
+        process.kill()
+    assert process.returncode == -signal.SIGKILL
+    assert train.main(["--resume", "killed"]) == 0
+    assert train.main([*flags, "whole"]) == 0
+    assert_same_run(Path("whole"), Path("killed"))
+    assert_intact(Path("killed"))
+
+
+def test_a_run_killed_at_any_write_equals_an_uninterrupted_run(tiny, monkeypatch):
+    fsync, copies = os.fsync, []
+
+    def copy_run_and_sync(file):
+        if any(Path("whole").glob("*.tmp")):
+            copies.append(Path(shutil.copytree("whole", f"killed{len(copies)}")))
+        fsync(file)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", copy_run_and_sync)
+        assert tiny(*STEPS, "--out_dir", "whole") == 0
+    unfinished = {path.name.split(".")[0] for run in copies for path in run.glob("*.tmp")}
+    assert unfinished == {"config", "last", "best", "summary"}
+    for run in copies:
+        (run / "best.pt.1.tmp").touch()  # of another process
+        if (run / "last.pt").exists():
+            assert train.main(["--resume", str(run)]) == 0
+        else:
+            assert tiny(*STEPS, "--out_dir", str(run)) == 0
+        assert_same_run(Path("whole"), run)
+        assert_intact(run)
+
+
+def test_curves_are_synced_to_disk_before_the_checkpoint(tiny, monkeypatch):
+    """After a power cut, a resumed run has all points before its checkpoint."""
+    fsync, synced = os.fsync, []
+
+    def record_and_sync(file):
+        synced.append(os.fstat(file).st_ino)
+        fsync(file)
+
+    monkeypatch.setattr(os, "fsync", record_and_sync)
+    assert tiny("--max_iters", "3", "--out_dir", "run") == 0
+    names = {path.stat().st_ino: path.parent.name for path in Path("run").glob("*/events.*")}
+    names |= {Path("run", name).stat().st_ino: name for name in ("last.pt", "best.pt")}
+    order = [names[inode] for inode in synced if inode in names]
+    assert order == ["train", "val", "last.pt", "best.pt"]
+
+
+@pytest.mark.parametrize("saved", [False, True], ids=["before", "after the first checkpoint"])
+def test_a_run_directory_in_use_is_refused(tiny, monkeypatch, capsys, saved):
+    def train_again(_):
+        assert Path("run/last.pt").exists() == saved
+        statuses.append(train.main(["--resume", "run"]) if saved else tiny("--out_dir", "run"))
+
+    statuses = []
+    at_steps(monkeypatch, [5 if saved else 1], train_again)
+    assert tiny("--max_iters", "8", "--eval_interval", "4", "--out_dir", "run") == 0
+    assert statuses == [2]
+    assert "error: run is being trained by another process" in capsys.readouterr().err
+    assert train.main(["--resume", "run"]) == 0
+
+
+def test_all_processes_end_with_one_line_if_one_fails(text_file):
+    with socket.socket() as free_socket:
+        free_socket.bind(("localhost", 0))
+        port = str(free_socket.getsockname()[1])
+    flags = [*TINY, "--data", str(text_file), "--out_dir", "run"]
+    env = {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "WORLD_SIZE": "2"}
+    Path("run").mkdir()
+    with lock_run_dir(Path("run")):
+        processes = [start_training(*flags, **env, RANK=rank) for rank in "01"]
+        errors = [process.communicate(timeout=120)[1] for process in processes]
+    assert "error: run is being trained by another process" in errors[0]
+    assert "error: another process of this run has ended" in errors[1]
+    assert "Traceback" not in "".join(errors)
+    assert [process.returncode for process in processes] == [2, 1]
+
+
+def test_runs_that_start_at_the_same_time_do_not_overwrite_each_other(tiny, monkeypatch):
+    """A directory that was free at the first check is checked again once it is locked."""
+    assert tiny("--max_iters", "3", "--out_dir", "run") == 0
+    before = Path("run/last.pt").read_bytes()
+    monkeypatch.setattr(train, "check_out_dir", lambda _: None)
+    assert tiny("--max_iters", "3", "--out_dir", "run") == 2
+    assert Path("run/last.pt").read_bytes() == before
+
+
+def test_a_resumed_run_reads_the_checkpoint_after_it_has_the_lock(tiny, monkeypatch):
+    """Until then another process may train on."""
+    assert tiny("--max_iters", "4", "--out_dir", "run") == 0
+    early = Path("run/last.pt").read_bytes()
+    assert train.main(["--resume", "run", "--max_iters", "8"]) == 0
+    late = Path("run/last.pt").read_bytes()
+    Path("run/last.pt").write_bytes(early)
+
+    def lock_late(run_dir):
+        Path("run/last.pt").write_bytes(late)
+        return lock_run_dir(run_dir)
+
+    monkeypatch.setattr(train, "lock_run_dir", lock_late)
+    assert train.main(["--resume", "run", "--max_iters", "9"]) == 0
+    assert [step for step, _ in curve(Path("run"), "val")] == [4, 8, 9]
+
+
+def test_a_second_ctrl_c_ends_at_once_without_saving(tiny, monkeypatch):
+    at_steps(monkeypatch, [9], lambda _: [os.kill(os.getpid(), signal.SIGINT) for _ in range(2)])
+    assert tiny(*STEPS, "--out_dir", "run") == 128 + signal.SIGINT
+    assert checkpoint.load("run/last.pt").step == 8
+    assert not Path("run/summary.json").exists()
+
+
+def test_a_run_without_best_pt_gets_one_at_its_next_evaluation(tiny, monkeypatch):
+    losses = itertools.count(1)
+    monkeypatch.setattr(train, "evaluate", lambda *_: float(next(losses)))
+    with monkeypatch.context() as patch:
+        at_steps(patch, [9, 10], lambda _: os.kill(os.getpid(), signal.SIGTERM))
+        assert tiny(*STEPS, "--out_dir", "run") == 128 + signal.SIGTERM
+        Path("run/best.pt").unlink()
+        assert train.main(["--resume", "run"]) == 128 + signal.SIGTERM
+    assert train.main(["--resume", "run"]) == 0
+    assert checkpoint.load("run/best.pt").step == 16
+
+
+def test_seconds_are_summed_and_do_not_depend_on_the_time_of_day(tiny, monkeypatch):
+    now, calls = time.time, itertools.count()
+    monkeypatch.setattr(time, "time", lambda: now() - 10_000 * next(calls))
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "START_TIME", time.perf_counter() - 5000)
+        assert tiny("--max_iters", "3", "--out_dir", "run") == 0
+    assert train.main(["--resume", "run", "--max_iters", "4"]) == 0
+    assert 5000 < checkpoint.load("run/last.pt").seconds < 10_000
+
+
+@pytest.mark.parametrize(
+    "flags", [["--log_interval=10"], ["--log_interval=100", "--eval_interval=5"]]
+)
+def test_divergence_is_found_at_the_next_log_or_evaluation(tiny, monkeypatch, capsys, flags):
+    steps = []
+    overflow_at(monkeypatch, [7])
+    at_steps(monkeypatch, range(20), steps.append)
+    assert tiny("--max_iters", "20", *flags, "--out_dir", "run") == 1
+    assert len(steps) <= 11
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert re.match(r"error: the .* became (nan|inf) at step 7 \(learning rate 0\.00", error)
+    if "--eval_interval=5" in flags:
+        saved = checkpoint.load("run/last.pt")
+        assert saved.step == 5
+        assert all(weight.isfinite().all() for weight in saved.model.values())
+
+
+def test_a_validation_loss_that_is_not_finite_ends_the_run(tiny, monkeypatch, capsys):
+    monkeypatch.setattr(train, "evaluate", lambda *_: math.nan)
+    assert tiny("--max_iters", "4", "--out_dir", "run") == 1
+    assert "error: the validation loss became nan at step 4" in capsys.readouterr().err
+    assert not Path("run/last.pt").exists()
+
+
+def test_out_of_memory_names_the_sizes_to_reduce(tiny, monkeypatch, capsys):
+    def exhaust_memory(*_):
+        torch.empty(1 << 60)
+
+    assert tiny("--max_iters", "2", "--out_dir", "run") == 0
+    monkeypatch.setattr(train, "cross_entropy", exhaust_memory)
+    assert tiny("--max_iters", "2") == 1
+    message = "error: out of memory. batch_size is 4, block_size 16, n_layer 2, n_embd 16. Halve"
+    assert message in capsys.readouterr().err
+    monkeypatch.setattr(sample, "stream", exhaust_memory)
+    assert sample.main(["run"]) == 1
+    assert "error: out of memory. Use a smaller --num_samples" in capsys.readouterr().err
+
+
+def assert_disk_error(stderr: str) -> None:
+    error = stderr.splitlines()[-1]
+    assert re.match("error: run.* cannot be written .* What was saved before is intact", error)
+
+
+@pytest.mark.parametrize("step", [1, 5], ids=["before", "after the first checkpoint"])
+def test_a_run_directory_that_disappears_ends_the_run(tiny, monkeypatch, capsys, step):
+    at_steps(monkeypatch, [step], lambda _: Path("run").rename("moved"))
+    assert tiny(*STEPS, "--eval_interval", "4", "--out_dir", "run") == 1
+    assert_disk_error(capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("room", [0, 10_000], ids=["no room", "no room for a checkpoint"])
+def test_a_full_disk_ends_the_run_and_leaves_what_was_saved(tiny, capsys, room):
+    """A limit on the size of files stands in for a full disk."""
+    resource = pytest.importorskip("resource")
+    assert tiny("--max_iters", "4", "--out_dir", "run") == 0
+    before = {path: path.read_bytes() for path in Path("run").glob("*.*")}
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
+    try:
+        assert train.main(["--resume", "run", "--max_iters", "40"]) == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert_disk_error(capsys.readouterr().err)
+    changed = {path.name for path, content in before.items() if path.read_bytes() != content}
+    assert changed <= {"config.toml"}
+    assert train.main(["--resume", "run", "--max_iters", "40"]) == 0
+
+
+def flip(content: bytes, bit: int) -> bytes:
+    """The bytes with one bit flipped."""
+    changed = bytearray(content)
+    changed[bit // 8] ^= 1 << bit % 8
+    return bytes(changed)
+
+
+def test_a_damaged_checkpoint_is_refused_and_the_other_one_named(tiny, capsys):
+    assert tiny("--max_iters", "4", "--out_dir", "run") == 0
+    content = Path("run/last.pt").read_bytes()
+    for bit in np.random.default_rng(0).integers(8 * len(content), size=30):
+        Path("run/last.pt").write_bytes(flip(content, int(bit)))
+        assert train.main(["--resume", "run"]) == 2
+        assert "run/best.pt may be intact" in capsys.readouterr().err
+    assert sample.main(["run", "--max_new_tokens", "3"]) == 0
+
+
+def run_quietly(main, argv: list[str]) -> None:
+    """Run a command that must end: with status 0, or with an error in one line."""
+    faulthandler.dump_traceback_later(300, exit=True, file=sys.__stderr__)
+    try:
+        with (
+            contextlib.redirect_stdout(io.StringIO()),
+            contextlib.redirect_stderr(io.StringIO()) as stderr,
+            pytest.MonkeyPatch.context() as patch,
+        ):
+            patch.setattr(sys, "stdin", io.StringIO("hello\n"))
+            status = main(argv)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+    assert status in (0, 1, 2), (argv, status)
+    assert "Traceback" not in stderr.getvalue()
+    assert status == 0 or stderr.getvalue().splitlines()[-1].startswith("error: ")
+
+
+def write(name: str, content: bytes) -> str:
+    Path(name).write_bytes(content)
+    return name
+
+
+BYTES = st.binary(max_size=60)
+TEXT = st.text(max_size=60).map(lambda text: text.encode("utf-8", "surrogatepass"))
+SLOW_KEYS = {"data", "out_dir", "device", "compile", "max_iters", "n_layer", "n_embd"}
+KEYS = st.sampled_from(sorted(config_keys(TrainConfig).keys() - SLOW_KEYS))
+TOML_VALUES = st.integers().map(str) | st.floats().map(str)
+TOML_VALUES |= st.sampled_from(["true", "'x'", "[1]", "{a.b = 1}", "1" * 5000])
+TOML = st.builds(lambda key, value: f"{key} = {value}".encode(), KEYS, TOML_VALUES)
+FLAGS = ["--data", "--n_layer", "--resume", "--prompt", "--stop", "--top_k", "--temperature"]
+FLAGS += ["--score", "--interactive", "-h", "="]
+VALUES = ["0", "-1", "1e999", "nan", "text.txt", "run", "run/best.pt", ".", "/", "\x1b[2J"]
+WORDS = st.lists(st.text(max_size=8) | st.sampled_from(FLAGS + VALUES), max_size=4)
+
+TRAIN = [*TINY, "--block_size", "2", "--max_iters", "1", "--data"]
+SAMPLE = ["run", "--max_new_tokens", "2"]
+FUZZ = {  # what is random: the command, its arguments, what the random value may be
+    "text": (train.main, lambda text: [*TRAIN, write("x.txt", text)], BYTES | TEXT),
+    "preset": (train.main, lambda toml: [write("x.toml", toml), *TRAIN, "text.txt"], BYTES | TOML),
+    "checkpoint": (sample.main, lambda content: [write("x.pt", content)], BYTES),
+    "prompt": (sample.main, lambda text: [*SAMPLE, f"--prompt={text}"], st.text()),
+    "training flags": (train.main, lambda words: [*words, "--data", "nothing.txt"], WORDS),
+    "sampling flags": (sample.main, lambda words: [*SAMPLE, *words], WORDS),
+}
+
+
+def fuzz(name: str, examples: int) -> None:
+    """Run a command with random input in a directory that holds text.txt and run/."""
+    main, arguments, strategy = FUZZ[name]
+    limits = settings(max_examples=examples, suppress_health_check=list(HealthCheck), database=None)
+    limits(given(strategy)(lambda value: run_quietly(main, arguments(value))))()
+
+
+@pytest.mark.parametrize("name", FUZZ)
+def test_random_input_never_ends_with_a_traceback(tiny, name):
+    assert tiny("--max_iters", "2", "--out_dir", "run") == 0
+    fuzz(name, examples=40)
