@@ -133,15 +133,16 @@ def config_keys(config_class: type) -> dict[str, Key]:
         for f in fields(group_class):
             hint = hints[f.name]
             kind, *texts = get_args(hint) if get_origin(hint) is Annotated else [hint]
+            types = [option for option in get_args(kind) if option is not NoneType]
             optional = NoneType in get_args(kind)
-            if optional:
-                (kind,) = (option for option in get_args(kind) if option is not NoneType)
-            if kind not in KINDS and get_origin(kind) is not Literal:
-                raise TypeError(f"{f.name}: a key cannot have the type {kind}")
-            help_text, interval = [*texts, "", ""][:2]
-            if kind in (int, float):
-                interval = interval or "(-inf, inf)"
-            keys[f.name] = Key(group, kind, optional, f.default, help_text, interval)
+            if optional and len(types) == 1:
+                kind = types[0]
+            if f.name in keys or (kind not in KINDS and get_origin(kind) is not Literal):
+                raise TypeError(f"{f.name}: a key is of one group and one type, not {kind}")
+            interval = "(-inf, inf)" if kind in (int, float) else ""
+            if interval and texts and texts[-1][0] in "[(":
+                interval = texts.pop()
+            keys[f.name] = Key(group, kind, optional, f.default, " ".join(texts), interval)
     return keys
 
 
@@ -159,11 +160,12 @@ def make_config(config_class: type, values: dict[str, Any]) -> Any:
 
 def check_value(name: str, key: Key, value: Any) -> Any:
     """`value`, if it is valid for the key. Raises UserError."""
-    shown = f"{name} is {reprlib.repr(value)}."
     if value is None and key.optional:
         return None
+    too_large = isinstance(value, int) and abs(value) >= 2**63  # for TOML
+    shown = f"{name} is {'too large' if too_large else reprlib.repr(value)}."
     if choices := get_args(key.type):
-        if value not in choices:
+        if value not in choices or type(value) is not type(choices[0]):
             raise UserError(f"{shown} It must be one of {', '.join(map(str, choices))}.")
         return value
     accepted = (int, float) if key.type is float else key.type
@@ -175,9 +177,8 @@ def check_value(name: str, key: Key, value: Any) -> Any:
         low, high = (float(bound) for bound in key.interval[1:-1].split(","))
         above = value >= low if key.interval[0] == "[" else value > low
         below = value <= high if key.interval[-1] == "]" else value < high
-        too_long = isinstance(value, int) and abs(value) >= 2**63  # for TOML
-        if not above or not below or too_long:
-            raise UserError(f"{shown} It must be in {key.interval}{' and below 2^63' * too_long}.")
+        if not above or not below or too_large:
+            raise UserError(f"{shown} It must be in {key.interval}.")
     return key.type(value)
 
 
@@ -225,8 +226,11 @@ def read_toml(path: Path | str) -> dict[str, Any]:
 class ArgumentParser(argparse.ArgumentParser):
     """Reports errors as UserError."""
 
+    color = False  # Python 3.14: no escape sequences in --help
+
     def error(self, message: str) -> None:
-        raise UserError(f"{message}. See --help.")
+        hint = " A value that begins with - needs the form --key=value." * ("expected" in message)
+        raise UserError(f"{message}.{hint} See --help.")
 
     def print_help(self, file=None) -> None:
         print_line(self.format_help().rstrip(), sys.stdout)

@@ -179,6 +179,8 @@ def _prepare(files: list[Path], encoding: str, prepared: Path) -> None:
         length += len(text)
     if not length:
         raise UserError(f"{files[0]} is empty.")
+    if seen[0xD800:0xE000].any():
+        raise UserError(f"{files[0]} is not {encoding}: it has half a surrogate pair.")
     vocab = "".join(map(chr, np.flatnonzero(seen)))
     tokenizer = CharTokenizer(vocab)
     header = {"descr": tokenizer.dtype.str, "fortran_order": False, "shape": (length,)}

@@ -99,7 +99,7 @@ def resolve(name: str | None, which: str) -> Path:
 def capture(
     checkpoint: Checkpoint, model: nn.Module, optimizers: Sequence[Optimizer], scaler: GradScaler
 ) -> None:
-    """Copy weights, optimizer states and scaler into `checkpoint`.
+    """Put weights, optimizer states and scaler into `checkpoint`.
 
     Raises RunError if a number in them is not finite: such a state is never saved.
     """
@@ -134,18 +134,22 @@ def restore(
 
 
 def _restore_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Load the state after checking names and shapes, which PyTorch's optimizers do not.
+    """Load the state after checks that PyTorch's optimizers do not make.
 
-    They match by position: without this check, reordered layers would swap their states.
+    They match parameters by position: without a check of the names, reordered layers would swap
+    their states.
     """
-    names = [group["param_names"] for group in optimizer.param_groups]
-    saved_names = [group["param_names"] for group in state["param_groups"]]
-    if names != saved_names:
-        raise ValueError(f"{type(optimizer).__name__} was saved for other parameters")
+    for group, saved in zip(optimizer.param_groups, state["param_groups"], strict=True):
+        if group.keys() != saved.keys() or group.get("param_names") != saved.get("param_names"):
+            raise ValueError(f"{type(optimizer).__name__} was saved for other parameters")
     optimizer.load_state_dict(state)
+    # Sizes of 1 stand for a mean over a dimension (Adafactor). A fused optimizer has none, and
+    # would write past the end of a tensor that is too small.
+    means = () if optimizer.defaults.get("fused") else (1,)
     for parameter, values in optimizer.state.items():
-        for value in values.values():
-            if torch.is_tensor(value) and value.ndim and value.shape != parameter.shape:
+        for value in filter(torch.is_tensor, values.values()):
+            sizes = zip(value.shape, parameter.shape, strict=False)
+            if not all(size in (expected, *means) for size, expected in sizes):
                 raise ValueError(f"{type(optimizer).__name__} was saved for other shapes")
 
 

@@ -96,6 +96,7 @@ def test_a_killed_process_can_be_resumed(text_file):
             time.sleep(0.01)
         process.kill()
     assert process.returncode == -signal.SIGKILL
+    time.sleep(1)  # less than a start takes; TensorBoard orders files by the second
     assert train.main(["--resume", "killed"]) == 0
     assert train.main([*flags, "whole"]) == 0
     assert_same_run(Path("whole"), Path("killed"))

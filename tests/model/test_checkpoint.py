@@ -122,14 +122,6 @@ def test_a_truncated_file_or_a_flipped_bit_is_refused(path):
                 load(path)
 
 
-def test_the_error_for_a_missing_or_damaged_checkpoint_names_the_other_one(path):
-    path.rename(path.with_name("best.pt"))
-    for message in ("cannot be read", "damaged"):
-        with pytest.raises(UserError, match=rf"last\.pt .*{message}.*--resume .*best\.pt\.$"):
-            load(path)
-        path.write_bytes(b"damaged")
-
-
 class Trap:
     """Unpickled, it makes a folder."""
 

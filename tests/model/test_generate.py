@@ -68,11 +68,12 @@ def test_characters_are_drawn_as_often_as_they_are_probable():
 
 @given(
     arrays(np.float64, 7, elements=st.sampled_from([0.0, 1e-300, 0.1, 1.0])),
-    st.floats(0, 1, exclude_max=True) | st.sampled_from([0.0, 1 - 2**-53]),
+    st.floats(0, 1, exclude_max=True),
 )
 def test_characters_of_probability_0_are_never_drawn(weights_V, uniform):
     weights_V[3] = 1.0
-    assert weights_V[sample_ids(weights_V[None] / weights_V.sum(), np.array([uniform]))] > 0
+    probs_BV = np.tile(weights_V / weights_V.sum(), (3, 1))
+    assert (weights_V[sample_ids(probs_BV, np.array([uniform, 0.0, 1 - 2**-53]))] > 0).all()
 
 
 @both_samplers
@@ -126,11 +127,12 @@ def test_a_text_depends_on_its_seed_and_number_and_not_on_the_texts_beside_it(dt
 
 
 @both_samplers
-@pytest.mark.parametrize("stop", ["", "b", "ab"])
-def test_stream_gives_every_text_up_to_its_own_stop(dtype, stop):
+@pytest.mark.parametrize("stop_length", [0, 1, 2])
+def test_stream_gives_every_text_up_to_its_own_stop(dtype, stop_length):
     model, vocab = random_gpt().to(dtype), "abcdefghijk"
     settings = {"max_new_tokens": 150, "temperature": 2.0, "num_samples": 20}
     texts = ["".join(vocab[i] for i in ids_T) for ids_T in write_texts(model, [1], **settings)]
+    stop = texts[0][20 : 20 + stop_length]
     if stop:
         texts = [text[: (text + stop).index(stop) + len(stop)] for text in texts]
     expected = [*((0, character) for character in texts[0]), *list(enumerate(texts))[1:]]
