@@ -80,7 +80,7 @@ def make_step_fn(model: GPT, batch_size: int) -> Callable[[np.ndarray], np.ndarr
             latest_BT = np.concatenate((latest_BT, ids_BT), axis=1)[:, -model.max_length :]
             if cache.length + ids_BT.shape[1] > model.max_length:
                 # No positions left: start again from the latest half.
-                cache, ids_BT = Cache(), latest_BT[:, -(-model.max_length // 2) :]
+                cache, ids_BT = Cache(), latest_BT[:, model.max_length // 2 :]
         for part_BT in torch.from_numpy(ids_BT).to(device).split(block_size, dim=1):
             logits_BTV = model(part_BT, cache)
         return logits_BTV[:, -1].double().cpu().numpy()
@@ -167,11 +167,12 @@ def cut_after(text: str, stop: str) -> str:
 @torch.inference_mode()
 def total_nll(model: GPT, first_id: int, ids_N: np.ndarray) -> float:
     """Total negative log-likelihood, in nats, of a text that follows the character `first_id`."""
-    device, block_size = next(model.parameters()).device, model.config.block_size
+    device = next(model.parameters()).device
+    part_length = model.max_length or model.config.block_size
     ids = torch.from_numpy(np.append(first_id, ids_N)).long().to(device)
     cache, nats = Cache(), 0.0
-    for x_T, y_T in zip(ids[:-1].split(block_size), ids[1:].split(block_size), strict=True):
-        if model.max_length is not None and cache.length + len(x_T) > model.max_length:
+    for x_T, y_T in zip(ids[:-1].split(part_length), ids[1:].split(part_length), strict=True):
+        if model.max_length is not None:
             cache = Cache()
         logits_TV = model(x_T[None], cache)[0].float()
         nats += F.cross_entropy(logits_TV, y_T, reduction="sum").item()

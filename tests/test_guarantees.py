@@ -96,7 +96,7 @@ def test_a_killed_process_can_be_resumed(text_file):
             time.sleep(0.01)
         process.kill()
     assert process.returncode == -signal.SIGKILL
-    time.sleep(1)  # less than a start takes; TensorBoard orders files by the second
+    time.sleep(1)  # a new process takes longer to start; event files are ordered by second
     assert train.main(["--resume", "killed"]) == 0
     assert train.main([*flags, "whole"]) == 0
     assert_same_run(Path("whole"), Path("killed"))
@@ -227,9 +227,7 @@ def test_seconds_are_summed_and_do_not_depend_on_the_time_of_day(tiny, monkeypat
     assert 5000 < checkpoint.load("run/last.pt").seconds < 10_000
 
 
-@pytest.mark.parametrize(
-    "flags", [["--log_interval=10"], ["--log_interval=100", "--eval_interval=5"]]
-)
+@pytest.mark.parametrize("flags", [[], ["--log_interval=99", "--eval_interval=5"]])
 def test_divergence_is_found_at_the_next_log_or_evaluation(tiny, monkeypatch, capsys, flags):
     steps = []
     overflow_at(monkeypatch, [7])
@@ -238,7 +236,7 @@ def test_divergence_is_found_at_the_next_log_or_evaluation(tiny, monkeypatch, ca
     assert len(steps) <= 11
     error = capsys.readouterr().err.splitlines()[-1]
     assert re.match(r"error: the .* became (nan|inf) at step 7 \(learning rate 0\.00", error)
-    if "--eval_interval=5" in flags:
+    if flags:
         saved = checkpoint.load("run/last.pt")
         assert saved.step == 5
         assert all(weight.isfinite().all() for weight in saved.model.values())
