@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import math
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
@@ -123,7 +124,8 @@ def open_out(out: str | None, encoding: str, source: Path) -> contextlib.Abstrac
     """The file to write to, or standard output."""
     if out is None:
         return contextlib.nullcontext(sys.stdout)
-    if Path(out).resolve() == source.resolve() or Path(out).suffix.lower() == ".pt":
+    same_file = os.path.realpath(out) == os.path.realpath(source)
+    if same_file or Path(out).suffix.lower() == ".pt":
         raise UserError(f"out is {out}, the name of a checkpoint. Choose another.")
     try:
         return open(out, "w", encoding=encoding, newline="")
@@ -136,7 +138,7 @@ def main(argv: list[str]) -> int:
     """The command line. Returns the exit status."""
     parser = make_parser(SampleConfig, USAGE)
     parser.add_argument(
-        "checkpoint", nargs="?", metavar="RUN_DIR", help="a run or checkpoint; default: the newest"
+        "checkpoint", nargs="?", metavar="RUN_DIR | CHECKPOINT.pt", help="default: the newest run"
     )
     flags = parse_flags(parser, argv, config_keys(SampleConfig))
     name = flags.pop("checkpoint", None)

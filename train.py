@@ -2,7 +2,7 @@
 
 import time
 
-START_TIME = time.perf_counter()  # before the imports: `seconds` is what a person waits
+START_TIME = time.perf_counter()  # so that `seconds` includes the imports
 
 import math
 import sys
@@ -64,7 +64,7 @@ def cross_entropy(logits_BTV: Tensor, y_BT: Tensor) -> Tensor:
 def evaluate(
     model: GPT, corpus: Corpus, device: torch.device, dtype: torch.dtype, processes: Processes
 ) -> float:
-    """The loss over the validation split, in nats per character: the same number each time."""
+    """Mean loss over the validation split, in nats per character. Deterministic."""
     model.eval()
     nats, chars = 0.0, 0
     windows = corpus.eval_windows(model.config.block_size)
@@ -104,13 +104,13 @@ def main(argv: list[str]) -> int:
             run_dir = path.parent
             if processes.is_main and run_dir.is_dir():
                 stack.enter_context(lock_run_dir(run_dir))
-            processes.wait_for_all()  # until it is locked, another process may still write to it
+            processes.wait_for_all()  # until the lock is held, another process may be writing
             saved = checkpoint.load(path)
             config = resumed_config(saved.config, command)
         hint = (
             f"batch_size is {config.optim.batch_size}, block_size {config.model.block_size}, "
-            f"n_layer {config.model.n_layer}, n_embd {config.model.n_embd}. Halve one of these, or "
-            "double --gradient_accumulation_steps, which changes no result."
+            f"n_layer {config.model.n_layer}, n_embd {config.model.n_embd}. A new run with half of "
+            "one of these, or twice the --gradient_accumulation_steps, needs less."
         )
         with out_of_memory_hint(hint):
             return train(command, config, processes, saved, run_dir)
@@ -148,6 +148,7 @@ def train(
     model = GPT(model_config, vocab_size=len(corpus.tokenizer.vocab)).to(device)
     optimizers = make_optimizers(model, optim_config, muon_dtype=dtype)
     scaler = make_scaler(device, dtype)
+    # GradScaler starts at 2^16: after 20 halvings, it is not the scale that overflows.
     divergence = DivergenceCheck(tolerated=19 if scaler.is_enabled() else 0)
 
     # State: fresh, or that of the checkpoint
@@ -156,7 +157,7 @@ def train(
         checkpoint.restore(state, model, optimizers, scaler)
         if data_changed or not (run_dir / "best.pt").exists():
             state.best_val_loss = state.best_iter = None  # the next evaluation writes best.pt
-    config = replace(config, run=replace(run_config, out_dir=None))  # valid in any folder
+    config = replace(config, run=replace(run_config, out_dir=None))  # a repeated run gets its own
     state.config, state.data_sha256 = to_dict(config), corpus.sha256
     earlier_seconds = state.seconds
 
@@ -206,30 +207,31 @@ def train(
         train_loss = maybe_compile(
             model_loss, config.system.compile, device, dtype, next(micro_batches(0))
         )
-        model.zero_grad()
+        model.zero_grad()  # compiling makes a backward pass
 
         # The training loop
         while True:
             step = state.step
-            lr = learning_rate(step, optim_config)
             finished = step >= optim_config.max_iters
 
-            # Evaluate, and save the checkpoints. A resumed run repeats the evaluation of the
-            # step at which it was saved, because that point of the curve was dropped.
+            # Evaluate, and save the checkpoints. A resumed run repeats the evaluation of its
+            # first step: the logger drops that point and all later ones.
             is_interval = step > 0 and step % run_config.eval_interval == 0
             evaluated = finished or is_interval or step == state.val_iter
             if evaluated:
                 divergence.check()
+                last_lr = learning_rate(max(step - 1, 0), optim_config)
                 val_loss = evaluate(model, corpus, device, dtype, processes)
-                require_finite("validation loss", val_loss, step, lr)
+                require_finite("validation loss", val_loss, step, last_lr)
                 state.val_loss, state.val_iter = val_loss, step
-                is_best = state.best_val_loss is None or val_loss <= state.best_val_loss
+                is_best = state.best_val_loss is None or val_loss < state.best_val_loss
+                is_best = is_best or step == state.best_iter  # killed before best.pt was written
                 if is_best:
                     state.best_val_loss, state.best_iter = val_loss, step
                 if processes.is_main:
                     sample = write_sample(model, corpus)
                     logger.log_evaluation(step, val_loss, is_best, sample)
-                save(*(["last.pt", "best.pt"] if is_best else ["last.pt"]))
+                save("last.pt", *(["best.pt"] if is_best else []))
                 patience = run_config.patience * run_config.eval_interval
                 if patience and step - state.best_iter >= patience:
                     finished = True
@@ -243,6 +245,7 @@ def train(
 
             # Forward and backward pass
             step_start = time.perf_counter()
+            lr = learning_rate(step, optim_config)
             seed_torch(run_config.seed, step, processes.rank)  # for dropout
             step_loss = torch.zeros((), device=device)
             for x_BT, y_BT in micro_batches(step):
@@ -258,7 +261,8 @@ def train(
                 for group in optimizer.param_groups:
                     group["lr"] = lr
             grad_norm = clip_grad_norm_(model.parameters(), optim_config.grad_clip or math.inf)
-            if not scaler.is_enabled() or grad_norm.isfinite():  # float16 overflow: skip the step
+            # After a float16 overflow no optimizer steps; GradScaler would skip only its own.
+            if not scaler.is_enabled() or grad_norm.isfinite():
                 for optimizer in optimizers:
                     scaler.step(optimizer)
             scaler.update()
@@ -273,24 +277,24 @@ def train(
             state.step += 1
             logger.bar.update()
 
-    best = state.best_val_loss
-    summary = {
-        "params": n_params,
-        "vocab_size": len(state.vocab),
-        "train_chars": len(corpus.train),
-        "val_chars": len(corpus.val),
-        "iters": state.step,
-        "seconds": state.seconds,
-        "chars_per_second": logger.chars_per_second(),
-        "val_loss": state.val_loss,
-        "best_val_loss": best,
-        "best_iter": state.best_iter,
-        "bits_per_char": None if best is None else best / math.log(2),
-        "device": str(device),
-        "dtype": dtype_name(dtype),
-        "torch": torch.__version__,
-    }
-    logger.write_summary(summary, finished)
+        best = state.best_val_loss
+        summary = {
+            "params": n_params,
+            "vocab_size": len(state.vocab),
+            "train_chars": len(corpus.train),
+            "val_chars": len(corpus.val),
+            "iters": state.step,
+            "seconds": state.seconds,
+            "chars_per_second": logger.chars_per_second(),
+            "val_loss": state.val_loss,
+            "best_val_loss": best,
+            "best_iter": state.best_iter,
+            "bits_per_char": None if best is None else best / math.log(2),
+            "device": str(device),
+            "dtype": dtype_name(dtype),
+            "torch": torch.__version__,
+        }
+        logger.write_summary(summary, finished)
     return 0 if finished or not signals else 128 + signals[0]
 
 

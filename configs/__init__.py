@@ -34,9 +34,7 @@ class RunConfig:
     """Where the results go, and how often to evaluate and log."""
 
     out_dir: Annotated[str | None, "run directory; default: runs/<date>-<time>"] = None
-    seed: Annotated[int, "the same seed on the same machine gives the same result", "[0, inf)"] = (
-        1337
-    )
+    seed: Annotated[int, "same seed, same machine: same result", "[0, inf)"] = 1337
     eval_interval: Annotated[int, "steps between evaluations", "[1, inf)"] = 250
     log_interval: Annotated[int, "steps between points of the training curve", "[1, inf)"] = 10
     patience: Annotated[
@@ -138,7 +136,7 @@ def config_keys(config_class: type) -> dict[str, Key]:
             if optional and len(types) == 1:
                 kind = types[0]
             if f.name in keys or (kind not in KINDS and get_origin(kind) is not Literal):
-                raise TypeError(f"{f.name}: a key is of one group and one type, not {kind}")
+                raise TypeError(f"{f.name} is declared twice or has an unsupported type: {kind}")
             interval = "(-inf, inf)" if kind in (int, float) else ""
             if interval and texts and texts[-1][0] in "[(":
                 interval = texts.pop()
@@ -183,7 +181,7 @@ def check_value(name: str, key: Key, value: Any) -> Any:
 
 
 def unknown_key_message(name: str, known: Iterable[str]) -> str:
-    """Names the nearest known key."""
+    """The message for an unknown key, with the nearest known one."""
     nearest = difflib.get_close_matches(name, list(known), n=1, cutoff=0)
     return f"unknown key {name!r}. Did you mean {nearest[0]}?"
 
@@ -229,7 +227,9 @@ class ArgumentParser(argparse.ArgumentParser):
     color = False  # Python 3.14: no escape sequences in --help
 
     def error(self, message: str) -> None:
-        hint = " A value that begins with - needs the form --key=value." * ("expected" in message)
+        hint = ""
+        if "expected" in message:
+            hint = " A value that begins with - needs the form --key=value."
         raise UserError(f"{message}.{hint} See --help.")
 
     def print_help(self, file=None) -> None:

@@ -20,7 +20,7 @@ from model.errors import RunError, UserError, atomic_write, disk_message
 
 PREPARED = Path(__file__).with_name("prepared")  # ids of each text; may be deleted at any time
 EVAL_BATCH_CHARS = 4096  # per evaluation batch: fits the processor's cache
-MAX_EVAL_CHARS = 1 << 22  # of a longer validation split, evenly spaced windows are evaluated
+MAX_EVAL_CHARS = 1 << 22  # of a longer validation split, only so many are evaluated
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class DataConfig:
     data: Annotated[
         str | None, "text file, or folder of *.txt files; default: Tiny Shakespeare"
     ] = None
-    encoding: Annotated[str, "of the text; latin-1 reads any file as bytes"] = "utf-8"
-    val_fraction: Annotated[float, "the last part of the text, for validation", "(0, 1)"] = 0.1
+    encoding: Annotated[str, "encoding of the text; latin-1 reads any bytes"] = "utf-8"
+    val_fraction: Annotated[float, "share of the text, at its end, for validation", "(0, 1)"] = 0.1
 
     def __post_init__(self) -> None:
         if self.data == "":
@@ -117,7 +117,7 @@ def shuffled_windows(length: int, block_size: int, seed: int, epoch: int) -> np.
     window.
     """
     rng = np.random.default_rng([seed, epoch])
-    count = max(1, (length - 1) // block_size - 1)
+    count = max(1, (length - 1) // block_size - 1)  # one less: room for the random offset
     offset = rng.integers(length - count * block_size)
     return offset + block_size * rng.permutation(count)
 
@@ -180,7 +180,7 @@ def _prepare(files: list[Path], encoding: str, prepared: Path) -> None:
     if not length:
         raise UserError(f"{files[0]} is empty.")
     if seen[0xD800:0xE000].any():
-        raise UserError(f"{files[0]} is not {encoding}: it has half a surrogate pair.")
+        raise UserError(f"{files[0]} is not {encoding}: it has an unpaired surrogate.")
     vocab = "".join(map(chr, np.flatnonzero(seen)))
     tokenizer = CharTokenizer(vocab)
     header = {"descr": tokenizer.dtype.str, "fortran_order": False, "shape": (length,)}

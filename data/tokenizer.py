@@ -18,12 +18,12 @@ class CharTokenizer:
             raise ValueError("a vocabulary needs at least one character, and each only once")
         self.dtype = np.min_scalar_type(len(vocab) - 1)  # the smallest unsigned type that fits
         # The id of each code point up to the largest known one; -1 for unknown characters.
-        self.ids = np.full(int(self.codes_V.max()) + 2, -1, np.int64)
-        self.ids[self.codes_V] = np.arange(len(vocab))
+        self.id_of_code_point = np.full(int(self.codes_V.max()) + 2, -1, np.int64)
+        self.id_of_code_point[self.codes_V] = np.arange(len(vocab))
 
     def encode(self, text: str, name: str = "the text") -> np.ndarray:
         """`text` to ids_T. Raises UserError, naming the text and its unknown characters."""
-        ids_T = self.ids[np.minimum(code_points(text), len(self.ids) - 1)]
+        ids_T = self.id_of_code_point[np.minimum(code_points(text), len(self.id_of_code_point) - 1)]
         if (ids_T < 0).any():
             unknown = sorted(set(text).difference(self.vocab))
             listed = " ".join(map(repr, unknown[:50]))

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from model.errors import print_once
 
-# Up to this many weights per head, the plain equation is faster than the kernel on a CPU in half
-# precision: at 256 x 256 by a factor of 2.
-EQUATION_IS_FASTER = 512 * 512
+# Up to this many weights per head (T x S), the plain equation is faster than the kernel on a CPU
+# in half precision: at 256 x 256 by a factor of 2.
+MAX_EQUATION_WEIGHTS = 512 * 512
 
 
 def attention_weights(q: Tensor, k: Tensor, causal=False, scale=None, window=None) -> Tensor:
@@ -54,23 +54,26 @@ def attend(q: Tensor, k: Tensor, v: Tensor, causal=False, scale=None, window=Non
 
 
 def fused_attend(q: Tensor, k: Tensor, v: Tensor, causal=False, scale=None, window=None) -> Tensor:
-    """`attend` by PyTorch's fused kernel, which never stores the T x S weights."""
+    """`attend` by PyTorch's fused kernel, which does not store the T x S weights.
+
+    On a CPU in half precision, short windows use `attend` itself, which is faster there.
+    """
     T, S = q.size(-2), k.size(-2)
     half_precision = v.dtype.itemsize == 2
-    if q.device.type == "cpu" and half_precision and T * S <= EQUATION_IS_FASTER:
+    if q.device.type == "cpu" and half_precision and T * S <= MAX_EQUATION_WEIGHTS:
         with torch.autocast("cpu", enabled=False):  # autocast would run the softmax in float32
             return attend(q.to(v.dtype), k.to(v.dtype), v, causal, scale, window)
     window = S if window is None else window
+    # The kernel's own is_causal aligns the first query with the first key. With a cache the last
+    # query belongs to the last key; a single query, the last, sees all keys.
     if causal and (1 < T < S or window < S):
-        # The kernel's own is_causal aligns the first query with the first key. With a cache the
-        # last query belongs to the last key.
         visible_TS = torch.ones(T, S, dtype=torch.bool, device=q.device)
         visible_TS = visible_TS.tril(S - T).triu(S - T - window + 1)
         return F.scaled_dot_product_attention(q, k, v, attn_mask=visible_TS, scale=scale)
     return F.scaled_dot_product_attention(q, k, v, is_causal=causal and T == S, scale=scale)
 
 
-def fastest_attend():
+def choose_attend():
     """`fused_attend` if it gives what `attend` gives on a small example, otherwise `attend`."""
     x_BHTD = torch.arange(2 * 6 * 4).view(1, 2, 6, 4).double()
     q, k, v = x_BHTD.sin(), x_BHTD.cos(), (x_BHTD / 3).sin()
@@ -92,7 +95,8 @@ def rotation_angles(start: int, T: int, D: int, like: Tensor) -> tuple[Tensor, T
     Feature pair e rotates by 10000^(-e/E) radians per character: high frequencies encode short
     distances, low ones long distances (Su et al. 2021, "RoFormer").
     """
-    # float32 angles lose precision far from the start of a text. Not every device has float64.
+    # Far from the start, float32 angles are too coarse: use float64, on the CPU because mps has
+    # none. Training always starts at 0 and stays on the device.
     dtype, device = (torch.float64, "cpu") if start else (like.dtype, like.device)
     inv_freq_E = 10000.0 ** (-torch.arange(0, D, 2, dtype=dtype, device=device) / D)
     positions_T = torch.arange(start, start + T, dtype=dtype, device=device)
@@ -122,6 +126,7 @@ def linear_together(x: Tensor, *layers: nn.Module) -> list[Tensor]:
 
     For query, key and value this saves 4 % of a training step on a CPU.
     """
+    # Not for subclasses, which may compute something else.
     if all(type(layer) is nn.Linear and layer.bias is None for layer in layers):
         weight = torch.cat([layer.weight for layer in layers])
         return list(F.linear(x, weight).split([layer.out_features for layer in layers], dim=-1))
@@ -129,9 +134,9 @@ def linear_together(x: Tensor, *layers: nn.Module) -> list[Tensor]:
 
 
 class Cache:
-    """What the network remembers of the text so far. An argument of the model, never its state.
+    """Keys, values and last inputs of the text so far. An argument of the model, never its state.
 
-    Each layer that looks back keeps its own tensors, under itself as the key.
+    Each layer that looks back keeps its tensors here, with itself as the dictionary key.
     """
 
     def __init__(self) -> None:
@@ -168,7 +173,7 @@ class Attention(nn.Module):
         self.value = nn.Linear(n_embd, n_embd, bias=False)
         self.proj = nn.Linear(n_embd, n_embd, bias=False)
         nn.init.zeros_(self.proj.weight)
-        self.attend = fastest_attend()
+        self.attend = choose_attend()
 
     def forward(
         self, x_BTC: Tensor, cos_TE: Tensor, sin_TE: Tensor, cache: Cache | None = None

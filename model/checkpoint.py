@@ -26,7 +26,7 @@ MAGIC = b"QUILLPT2"
 
 @dataclass
 class Checkpoint:
-    """All that is needed to resume a run exactly, or to sample, without any other file.
+    """All that is needed to sample, or, together with the text, to resume a run exactly.
 
     It holds no random state: whatever is random is a function of the config's seed and `step`.
     """
@@ -34,9 +34,9 @@ class Checkpoint:
     config: dict[str, Any] = field(default_factory=dict)  # all keys except out_dir
     vocab: str = ""
     data_sha256: str = ""
-    model: dict[str, Tensor] = field(default_factory=dict)
-    optimizers: list[dict[str, Any]] = field(default_factory=list)
-    scaler: dict[str, Any] = field(default_factory=dict)
+    model: dict[str, Tensor] = field(default_factory=dict)  # state dict
+    optimizers: list[dict[str, Any]] = field(default_factory=list)  # state dicts
+    scaler: dict[str, Any] = field(default_factory=dict)  # state dict
     step: int = 0  # optimizer steps done
     val_loss: float | None = None  # nats per character, measured at step val_iter
     val_iter: int | None = None
@@ -158,4 +158,4 @@ def _other_checkpoint_hint(path: Path) -> str:
     other = path.with_name({"last.pt": "best.pt", "best.pt": "last.pt"}.get(path.name, path.name))
     if other == path or not other.is_file():
         return ""
-    return f" {other} may be intact: sample from it by name, or train on with --resume {other}."
+    return f" {other} may be intact: sample from it, or continue training with --resume {other}."

@@ -4,7 +4,7 @@
    change the network, sampling goes on in PyTorch until the same change is made here.
 
    PyTorch spends a few microseconds on every operation, and a small network has two hundred of them
-   per character. Here they cost nothing.
+   per character. Here that cost is gone.
 
    Letters as in gpt.py: B texts, C channels, H heads, D head width (C / H), E = D / 2, V vocabulary.
    W is the attention window (block_size), S how much of it is filled, R the positions that the token

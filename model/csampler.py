@@ -8,7 +8,6 @@ import ctypes
 import functools
 import hashlib
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -18,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from model.errors import print_once
+from model.errors import RunError, atomic_write, print_once
 from model.gpt import GPT, GPTConfig
 
 SOURCE = Path(__file__).with_name("csampler.c")
@@ -118,6 +117,7 @@ class CTexts:
         # The `sizes` of csampler.c, in its order.
         self.sizes = np.array([L, B, C, H, V, W, SHIFT], np.intc)
         self.sampler = sampler
+        # Each block looks back W - 1 positions, and SHIFT before each of its two layers.
         self.receptive_field = 1 + L * (W - 1 + 2 * SHIFT)
         keys_and_values = H * (round_up(W) * D + round_up(D) * W)  # of one text in one block
         self.state = np.zeros(B * (6 * C + L * (2 * SHIFT * C + keys_and_values)), np.float32)
@@ -197,13 +197,12 @@ def load_library() -> ctypes.CDLL | None:
             run_compiler(*flags, "-c", str(SOURCE), "-o", f"{folder}/csampler.o")
             run_compiler("-shared", f"{folder}/csampler.o", "-lm", "-o", f"{folder}/csampler.so")
             built = Path(folder, "csampler.so")
-            with contextlib.suppress(OSError):  # not writable: compile each time
-                name = f"csampler-{key}-{digest(built.read_bytes())}.so"
-                cached = SOURCE.parent / "__pycache__" / name
-                temporary = cached.with_suffix(f".{Path(folder).name}")
+            name = f"csampler-{key}-{digest(built.read_bytes())}.so"
+            cached = SOURCE.parent / "__pycache__" / name
+            with contextlib.suppress(OSError, RunError):  # not writable: compile each time
                 cached.parent.mkdir(exist_ok=True)
-                shutil.copy(built, temporary)
-                temporary.replace(cached)
+                with atomic_write(cached) as file:
+                    file.write(built.read_bytes())
             return ctypes.CDLL(str(built))
     except (OSError, subprocess.CalledProcessError):
         return None

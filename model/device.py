@@ -23,7 +23,7 @@ class DeviceConfig:
     device: Annotated[str, "auto, cpu, cuda, cuda:N or mps"] = "auto"
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
-        "of matrix products; auto: the fastest for training, float32 for sampling",
+        "number format of matrix products; auto: the fastest for training, float32 for sampling",
     ] = "auto"
 
 
@@ -115,8 +115,8 @@ def seed_torch(*key: int) -> None:
 
 def configure_torch(device: torch.device) -> None:
     """Process-wide settings for training: the same result each time, and fast."""
-    # On a CPU, the embedding's backward pass would otherwise add up in a different order each time.
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # required by the next line
+    # Without it, the embedding's backward pass on a CPU adds up in a different order each time.
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False
     torch.set_float32_matmul_precision("high")
@@ -173,6 +173,10 @@ class Processes:
     Each computes its share of every batch. Only the main one, rank 0, prints and writes files.
     """
 
+    NOT_TORCHRUN = (
+        "WORLD_SIZE and RANK are not set as torchrun sets them. Start with torchrun, or unset both."
+    )
+
     def __init__(self) -> None:
         try:
             self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
@@ -181,14 +185,13 @@ class Processes:
         except (KeyError, ValueError):
             valid = False
         if not valid:
-            raise UserError(
-                "WORLD_SIZE and RANK are not set as torchrun sets them. "
-                "Start with torchrun, or unset both."
-            )
+            raise UserError(self.NOT_TORCHRUN)
         self.is_main = self.rank == 0
 
     def __enter__(self) -> "Processes":
         if self.world_size > 1:
+            if "MASTER_ADDR" not in os.environ:
+                raise UserError(self.NOT_TORCHRUN)
             dist.init_process_group()  # gloo for tensors on a CPU, NCCL for those on a GPU
         return self
 
@@ -240,7 +243,7 @@ class Processes:
         try:
             dist.all_reduce(tensor)
         except RuntimeError as error:
-            if "onnection" not in str(error):
+            if "connection" not in str(error).lower():
                 raise
             raise RunError(
                 "another process of this run has ended. Its last message says why."

@@ -175,6 +175,6 @@ def require_finite(name: str, value: float, step: int, lr: float) -> None:
     if not math.isfinite(value):
         raise RunError(
             f"the {name} became {value} at step {step} (learning rate {lr:g}). Checkpoints saved "
-            "before are intact. Try a smaller --learning_rate, a longer --warmup_iters or "
+            "before are intact. Try a smaller --learning_rate, more --warmup_iters or "
             "--dtype float32."
         )

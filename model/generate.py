@@ -21,13 +21,15 @@ from model.gpt import GPT
 
 @dataclass(frozen=True)
 class SamplingConfig:
-    """How the next character is chosen, and how many of them."""
+    """How each character is chosen, and how many are written."""
 
     max_new_tokens: Annotated[int, "characters to write", "[1, inf)"] = 500
     num_samples: Annotated[int, "texts to write", "[1, 1000000]"] = 1
     temperature: Annotated[float, "below 1: safer, 0: always the likeliest", "[0, inf)"] = 0.8
     top_k: Annotated[int, "sample from the k likeliest characters (0: from all)", "[0, inf)"] = 0
-    top_p: Annotated[float, "sample from the likeliest that reach this probability", "(0, 1]"] = 1.0
+    top_p: Annotated[
+        float, "sample from the fewest characters with this total probability", "(0, 1]"
+    ] = 1.0
     seed: Annotated[int, "the same seed gives the same text", "[0, inf)"] = 1337
 
 
@@ -64,7 +66,7 @@ def sample_ids(probs_BV: np.ndarray, uniform_B: np.ndarray) -> np.ndarray:
 
 
 def start_character(vocab: str) -> str:
-    """What a text without a prompt continues: a newline, or the vocabulary's first character."""
+    """What stands in for an empty prompt: a newline, or the vocabulary's first character."""
     return "\n" if "\n" in vocab else vocab[0]
 
 
@@ -81,6 +83,7 @@ def make_step_fn(model: GPT, batch_size: int) -> Callable[[np.ndarray], np.ndarr
             if cache.length + ids_BT.shape[1] > model.max_length:
                 # No positions left: start again from the latest half.
                 cache, ids_BT = Cache(), latest_BT[:, model.max_length // 2 :]
+        # A long prompt is read in parts, which bounds the memory.
         for part_BT in torch.from_numpy(ids_BT).to(device).split(block_size, dim=1):
             logits_BTV = model(part_BT, cache)
         return logits_BTV[:, -1].double().cpu().numpy()
@@ -161,7 +164,7 @@ def stream(
 
 def cut_after(text: str, stop: str) -> str:
     """`text` up to and including the first `stop`, or all of it."""
-    return text[: text.index(stop) + len(stop)] if stop and stop in text else text
+    return "".join(text.partition(stop)[:2]) if stop else text
 
 
 @torch.inference_mode()

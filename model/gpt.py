@@ -1,7 +1,7 @@
 """The network: character embedding, a stack of blocks, a head that scores every next character.
 
-This file and attention.py are the only definition of what Quill computes. Everything that computes
-it faster compares itself with `GPT.forward` before it is used.
+This file and attention.py alone define what Quill computes. The C sampler and the fused attention
+kernel compare themselves with it before they are used.
 
 Shapes: B batch, T time (characters), C channels (n_embd), E half a head's width, V vocabulary.
 """
@@ -52,8 +52,8 @@ class MLP(nn.Module):
 class TokenShift(nn.Module):
     """Adds to each position a learned per-channel mix of the previous two (token shift).
 
-    The characters just to the left always matter; attention would spend a layer on finding them.
-    Peng et al. 2023, "RWKV", mix one previous position.
+    The characters just to the left always matter; without this, attention needs a layer to find
+    them. Peng et al. 2023, "RWKV", mix one previous position.
     """
 
     def __init__(self, n_embd: int) -> None:
@@ -83,7 +83,7 @@ class Block(nn.Module):
         self.attention = Attention(config.n_embd, config.n_head, window=config.block_size)
         self.shift_mlp = TokenShift(config.n_embd)
         self.mlp = MLP(config.n_embd)
-        # There is no dropout of attention weights: it would cost the fused kernel a factor of 7.
+        # No dropout of attention weights: PyTorch's kernel would leave its fast path.
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(
@@ -100,7 +100,8 @@ class GPT(nn.Module):
     """A decoder-only transformer (Radford et al. 2018)."""
 
     # Longest text the network can read. None: any, since positions are relative. Set it to
-    # block_size for learned positional embeddings; sampling and scoring then restart in time.
+    # block_size for learned positional embeddings: sampling then restarts from the latest half
+    # of the text, scoring with each block.
     max_length: int | None = None
 
     def __init__(self, config: GPTConfig, vocab_size: int) -> None:

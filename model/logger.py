@@ -147,8 +147,6 @@ class RunLogger:
 
     def log_evaluation(self, step: int, val_loss: float, is_best: bool, sample: str) -> None:
         """Log the validation loss and a sample to TensorBoard; print the loss."""
-        if self.run_dir is None:
-            return
         with self._disk_errors():
             self.writers["val"].add_scalar("loss", val_loss, step)
             self.writers["val"].add_text("sample", _as_code(sample), step)
@@ -176,6 +174,7 @@ class RunLogger:
         """Write summary.json; print the result and the commands to go on with."""
         if self.run_dir is None:
             return
+        self.bar.close()
         with atomic_write(self.run_dir / "summary.json") as file:
             file.write(json.dumps(summary, indent=2).encode() + b"\n")
         run_dir = shlex.quote(str(self.run_dir))
@@ -186,12 +185,17 @@ class RunLogger:
             lines.append(
                 f"best    {best:.4f} nats per character ({bits:.3f} bits), step {best_iter:,}"
             )
-        if not finished:
-            lines.append(f"stopped at step {step:,}; the checkpoint is saved")
         which = "" if best is not None else " --which last"
-        more = f" --max_iters {2 * step}" if step >= self.max_iters else ""
-        if finished and not more:
+        more = ""
+        if step >= self.max_iters:
+            more = f" --max_iters {2 * step}"
+        elif finished:
             more = " --patience 0"
+            lines.append(
+                f"stopped at step {step:,}: the validation loss no longer falls (patience)"
+            )
+        else:
+            lines.append(f"stopped at step {step:,} by a signal; the checkpoint is saved")
         lines.append(f"sample  python sample.py {run_dir}{which}")
         lines.append(f"resume  python train.py --resume {run_dir}{more}")
         lines.append(f"watch   tensorboard --logdir {shlex.quote(str(self.run_dir.parent))}")

@@ -17,11 +17,11 @@ class OptimConfig:
 
     batch_size: Annotated[int, "windows per optimizer step, over all processes", "[1, 1000000]"] = 8
     gradient_accumulation_steps: Annotated[
-        int, "parts a process splits its rows into", "[1, inf)"
+        int, "parts the batch is split into, to save memory", "[1, inf)"
     ] = 1
     max_iters: Annotated[int, "optimizer steps", "[1, inf)"] = 2000
     learning_rate: Annotated[float, "peak learning rate, of AdamW and Muon", "[0, 1e30]"] = 5e-3
-    weight_decay: Annotated[float, "of the matrices in the blocks", "[0, 1e30]"] = 0.0
+    weight_decay: Annotated[float, "weight decay of the matrices in the blocks", "[0, 1e30]"] = 0.0
     warmup_iters: Annotated[int, "steps in which the learning rate rises", "[0, inf)"] = 20
     grad_clip: Annotated[float, "clip the gradient norm to this (0: never)", "[0, inf)"] = 1.0
 
@@ -54,8 +54,8 @@ class Muon(Optimizer):
     """`torch.optim.Muon` for small matrices: all matrices of one shape take their step together.
 
     The update is orthogonalized Nesterov momentum (Jordan et al. 2024, "Muon"), scaled to AdamW's
-    update RMS (Liu et al. 2025, "Muon is scalable"). One matrix at a time, a small network keeps
-    no processor busy; together they take a third of the time.
+    update RMS (Liu et al. 2025, "Muon is scalable"). One matrix at a time, a small network leaves
+    the processor mostly idle; together they take a third of the time.
     """
 
     MOMENTUM = 0.95
@@ -92,12 +92,12 @@ class Muon(Optimizer):
             momentum = state["momentum_buffer"].lerp_(parameter.grad, 1 - self.MOMENTUM)
             updates.append(parameter.grad.lerp(momentum, self.MOMENTUM).reshape(-1, R, C))
         update_NRC = orthogonalize(torch.cat(updates), self.dtype)
-        update_rms = 0.2 * max(R, C) ** 0.5  # scales the update's RMS to 0.2, as AdamW's
+        scale = 0.2 * max(R, C) ** 0.5  # gives the update an RMS of 0.2, about that of AdamW
         for parameter, update in zip(
             parameters, update_NRC.split([len(update) for update in updates]), strict=True
         ):
             parameter.mul_(1 - lr * weight_decay)
-            parameter.sub_(update.view_as(parameter), alpha=lr * update_rms)
+            parameter.sub_(update.view_as(parameter), alpha=lr * scale)
 
 
 def orthogonalize(x_NRC: Tensor, dtype: torch.dtype) -> Tensor:
@@ -111,7 +111,7 @@ def orthogonalize(x_NRC: Tensor, dtype: torch.dtype) -> Tensor:
     # Normalize first: float16 could not hold small gradients.
     norm_N11 = x_NRC.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
     y_NRC = (x_NRC / norm_N11).to(dtype)
-    for _ in range(4):
+    for _ in range(4):  # coefficients of Jordan et al.
         gram_NRR = y_NRC @ y_NRC.mT
         quintic_NRR = torch.baddbmm(gram_NRR, gram_NRR, gram_NRR, beta=-4.775, alpha=2.0315)
         y_NRC = torch.baddbmm(y_NRC, quintic_NRR, y_NRC, beta=3.4445)

@@ -1,15 +1,21 @@
 """Shared by the tests: an empty working directory, a small text, a tiny training run."""
 
 import json
+import os
 from pathlib import Path
 
 import hypothesis
 import pytest
+import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.summary.writer import event_file_writer
 
 import train
 from data import corpus
+
+# Tiny networks keep one thread busy; a second one would only wait for it.
+torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"  # of the processes that tests start
 
 # No time limit per example: the machine may be busy.
 hypothesis.settings.register_profile("quill", deadline=None)

@@ -256,7 +256,7 @@ def test_out_of_memory_names_the_sizes_to_reduce(tiny, monkeypatch, capsys):
     assert tiny("--max_iters", "2", "--out_dir", "run") == 0
     monkeypatch.setattr(train, "cross_entropy", exhaust_memory)
     assert tiny("--max_iters", "2") == 1
-    message = "error: out of memory. batch_size is 4, block_size 16, n_layer 2, n_embd 16. Halve"
+    message = "error: out of memory. batch_size is 4, block_size 16, n_layer 2, n_embd 16. "
     assert message in capsys.readouterr().err
     monkeypatch.setattr(sample, "stream", exhaust_memory)
     assert sample.main(["run"]) == 1

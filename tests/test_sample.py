@@ -30,7 +30,8 @@ RANDOM = ["--temperature", "2", "--max_new_tokens", "60"]  # so that no two text
 
 @pytest.fixture
 def run_dir(tiny) -> Path:
-    assert tiny("--max_iters", "5", "--out_dir", "runs/it") == 0
+    flags = ["--max_iters", "20", "--learning_rate", "0.02", "--warmup_iters", "1"]
+    assert tiny(*flags, "--out_dir", "runs/it") == 0
     return Path("runs/it")
 
 
@@ -151,8 +152,8 @@ def test_score_is_the_mean_loss_of_the_text(run_dir, run_sample):
     ids_1T = torch.from_numpy(ids).long()[None]
     expected = train.cross_entropy(model(ids_1T[:, :-1]), ids_1T[:, 1:]).item()
     nats, bits = float(line.split()[0]), float(line.split()[2])
-    assert nats == pytest.approx(expected, abs=1e-3)
-    assert bits == pytest.approx(expected / math.log(2), abs=1e-3)
+    assert nats == pytest.approx(expected, abs=2e-4)
+    assert bits == pytest.approx(expected / math.log(2), abs=2e-4)
     assert f"over {len(text)} characters" in line
 
 

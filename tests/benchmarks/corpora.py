@@ -1,31 +1,35 @@
-"""The default preset on other texts, no longer than nanoGPT's CPU command takes on each: --texts FILE ..."""
+"""The default preset on other texts, in at most the time of nanoGPT's CPU command on each.
+
+--texts FILE ...: the texts. Where Quill takes longer, it runs again with fewer steps.
+"""
 
 from pathlib import Path
 
-from configs.schema import read_toml
+from configs import read_toml
 from tests.benchmarks.peer import CPU_COMMAND, ROOT, arguments, machine, nanogpt, quill
 
 
 def main() -> None:
-    given = arguments(texts=[])
+    args = arguments(texts=[])
     print(machine())
     print(
-        f"{'text':>20} {'steps':>6} {'wall':>6} {'best':>7} | {'nanoGPT wall':>12} {'loss':>7} | lower by"
+        f"{'text':>20} {'steps':>6} {'wall':>6} {'best':>7} | "
+        f"{'nanoGPT wall':>12} {'loss':>7} | lower by"
     )
-    for text in map(Path, given.texts):
-        steps, wall = read_toml(ROOT / "configs/cpu.toml")["max_iters"], float("inf")
-        if given.nanogpt:
-            theirs = nanogpt(given.nanogpt, text, *CPU_COMMAND)
-            wall = theirs.wall
+    for text in map(Path, args.texts):
+        steps, max_wall = read_toml(ROOT / "configs/cpu.toml")["max_iters"], float("inf")
+        if args.nanogpt:
+            theirs = nanogpt(args.nanogpt, text, *CPU_COMMAND)
+            max_wall = theirs.wall
         ours = quill("--data", text.absolute())
-        while ours.wall > wall:
-            steps = int(steps * min(0.97, (wall - 8) / (ours.wall - 8)))
+        while ours.wall > max_wall:
+            # About 8 seconds are for starting and evaluating.
+            steps = int(steps * min(0.97, (max_wall - 8) / (ours.wall - 8)))
             ours = quill("--data", text.absolute(), "--max_iters", steps)
-        line = (
-            f"{text.name:>20} {steps:>6} {ours.wall:>5.0f}s {ours.summary['best_val_loss']:>7.4f} |"
-        )
-        if given.nanogpt:
-            line += f" {wall:>11.0f}s {theirs.best:>7.4f} | {theirs.best - ours.summary['best_val_loss']:.3f}"
+        best = ours.summary["best_val_loss"]
+        line = f"{text.name:>20} {steps:>6} {ours.wall:>5.0f}s {best:>7.4f} |"
+        if args.nanogpt:
+            line += f" {max_wall:>11.0f}s {theirs.best:>7.4f} | {theirs.best - best:.3f}"
         print(line, flush=True)
 
 

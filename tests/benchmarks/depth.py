@@ -1,4 +1,4 @@
-"""configs/cpu_long.toml over the seeds: wall clock and validation loss."""
+"""configs/cpu_long.toml with several seeds: wall clock and validation loss."""
 
 from statistics import mean
 
@@ -6,11 +6,11 @@ from tests.benchmarks.peer import arguments, machine, quill
 
 
 def main() -> None:
-    given = arguments()
+    args = arguments()
     print(machine())
     print(f"{'seed':>6} {'wall':>7} {'best':>7}")
     losses = []
-    for seed in given.seeds:
+    for seed in args.seeds:
         ours = quill("configs/cpu_long.toml", "--seed", seed)
         losses.append(ours.summary["best_val_loss"])
         print(f"{seed:>6} {ours.wall:>6.0f}s {losses[-1]:>7.4f}", flush=True)

@@ -1,7 +1,8 @@
-"""Writing: characters a second, Quill, nanoGPT's `generate` and llama2.c's run.c in turn, at one size.
+"""Sampling speed of Quill, nanoGPT's `generate` and llama2.c's run.c, one after the other.
 
---run RUN is what Quill samples from (left out: the newest), and gives the size; --llama DIR is a clone of
-karpathy/llama2.c, on a random model of that size (hidden layer of 8/3 the width, so that there are as many weights).
+--run RUN is the checkpoint that Quill samples from (default: the newest); the others get random
+weights of its size. --llama DIR is a clone of karpathy/llama2.c; its feed-forward layer is 8/3 as
+wide as the model, so that both have as many weights. --length is the length of a text.
 """
 
 import re
@@ -15,130 +16,110 @@ from statistics import median
 
 import numpy as np
 
-from configs import TrainConfig
-from configs.schema import build
+from configs import TrainConfig, make_config
 from model import checkpoint
 from model.checkpoint import Checkpoint
 from model.generate import SamplingConfig, stream
 from model.gpt import GPT
 from tests.benchmarks.peer import ROOT, arguments, machine
 
-LENGTH, MANY = 4000, 64
+MANY = 64  # texts written together
 NANOGPT = """
 import sys, time, torch
 from model import GPT, GPTConfig
 block_size, vocab_size, n_layer, n_head, n_embd, length = map(int, sys.argv[1:])
-model = GPT(GPTConfig(block_size=block_size, vocab_size=vocab_size, n_layer=n_layer, n_head=n_head, n_embd=n_embd,
-            dropout=0.0, bias=False)).eval()
+config = GPTConfig(block_size=block_size, vocab_size=vocab_size, n_layer=n_layer, n_head=n_head,
+                   n_embd=n_embd, dropout=0.0, bias=False)
+model = GPT(config).eval()
 with torch.no_grad():
     model.generate(torch.zeros(1, 1, dtype=torch.long), 20)
-    began = time.perf_counter()
+    start_time = time.perf_counter()
     model.generate(torch.zeros(1, 1, dtype=torch.long), length, temperature=0.8, top_k=200)
-print("speed", length / (time.perf_counter() - began))
+print("speed", length / (time.perf_counter() - start_time))
 """
 
 
 def quill(saved: Checkpoint, count: int, length: int) -> float:
-    """Characters a second, all samples together, from start to end."""
-    config = build(TrainConfig, saved.config)
-    model = GPT(config.model, len(saved.vocab)).eval()
+    """Characters per second of `count` texts together."""
+    model = GPT(make_config(TrainConfig, saved.config).model, len(saved.vocab)).eval()
     checkpoint.restore(saved, model)
-    began = time.perf_counter()
-    for _ in stream(
-        model, saved.vocab, [0], SamplingConfig(max_new_tokens=length, num_samples=count)
-    ):
+    config = SamplingConfig(max_new_tokens=length, num_samples=count)
+    start_time = time.perf_counter()
+    for _ in stream(model, saved.vocab, [0], config):
         pass
-    return count * length / (time.perf_counter() - began)
+    return count * length / (time.perf_counter() - start_time)
 
 
-def nanogpt(clone: Path, saved: Checkpoint) -> float:
-    size = [
-        saved.config["block_size"],
-        len(saved.vocab),
-        *(saved.config[key] for key in ("n_layer", "n_head", "n_embd")),
-    ]
-    command = [sys.executable, "-c", NANOGPT, *map(str, (*size, LENGTH))]
-    said = subprocess.run(command, cwd=clone, capture_output=True, text=True, check=True).stdout
-    return float(said.rpartition("speed ")[2])
+def nanogpt(clone: Path, saved: Checkpoint, length: int) -> float:
+    """Characters per second of one text."""
+    n_layer, n_head, n_embd = (saved.config[name] for name in ("n_layer", "n_head", "n_embd"))
+    sizes = saved.config["block_size"], len(saved.vocab), n_layer, n_head, n_embd, length
+    command = [sys.executable, "-c", NANOGPT, *map(str, sizes)]
+    done = subprocess.run(command, cwd=clone, capture_output=True, text=True, check=True)
+    return float(done.stdout.rpartition("speed ")[2])
 
 
 def llama(clone: Path, saved: Checkpoint) -> float:
-    """The median of twenty texts of two windows: the context is one window in the mean, as Quill's is in the end."""
-    V, C = len(saved.vocab), saved.config["n_embd"]
-    layers, heads, length = (
-        saved.config["n_layer"],
-        saved.config["n_head"],
-        2 * saved.config["block_size"],
-    )
-    hidden = 8 * C // 3
-    numbers = V * C + layers * (4 * C * C + 3 * C * hidden + 2 * C) + C + length * (C // heads)
-    weights = np.random.default_rng(0).normal(size=numbers).astype(np.float32) * 0.1
-    weights[C : 2 * C] *= 1e-3  # token 1 ends the text: let it be unlikely
+    """Characters per second: the median of 20 texts.
+
+    A text is twice as long as Quill's window. Its context is one window on average, as is Quill's
+    in a long text.
+    """
+    L, H, C = (saved.config[name] for name in ("n_layer", "n_head", "n_embd"))
+    V, hidden, length = len(saved.vocab), 8 * C // 3, 2 * saved.config["block_size"]
+    n_weights = V * C + L * (4 * C * C + 3 * C * hidden + 2 * C) + C + length * (C // H)
+    weights = np.random.default_rng(0).normal(size=n_weights).astype(np.float32) * 0.1
+    weights[C : 2 * C] *= 1e-3  # token 1 ends the text; this makes it unlikely
+    header = struct.pack("7i", C, hidden, L, H, H, V, length)
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "model").write_bytes(
-            struct.pack("7i", C, hidden, layers, heads, heads, V, length) + weights.tobytes()
-        )
-        Path(folder, "tokens").write_bytes(
-            struct.pack("i", 1) + struct.pack("fis", 0.0, 1, b"x") * V
-        )
-        flags = [
-            "-O3",
-            "-ffast-math",
-            "-march=native",
-            "-fopenmp",
-            str(clone / "run.c"),
-            "-lm",
-            "-o",
-            f"{folder}/run",
-        ]
-        subprocess.run(["gcc", *flags], check=True, capture_output=True)
+        Path(folder, "model").write_bytes(header + weights.tobytes())
+        tokens = struct.pack("i", 1) + struct.pack("fis", 0.0, 1, b"x") * V
+        Path(folder, "tokens").write_bytes(tokens)
+        flags = ["-O3", "-ffast-math", "-march=native", "-fopenmp"]
+        command = ["gcc", *flags, str(clone / "run.c"), "-lm", "-o", f"{folder}/run"]
+        subprocess.run(command, check=True, capture_output=True)
         speeds = []
         for seed in range(1, 21):
             flags = f"model -z tokens -t 0.8 -p 0 -s {seed} -n {length}".split()
-            said = subprocess.run(
-                ["./run", *flags], cwd=folder, capture_output=True, text=True, check=True
-            ).stderr
-            speeds += map(float, re.findall(r"tok/s: ([\d.]+)", said))
+            command = ["./run", *flags]
+            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+            speeds += map(float, re.findall(r"tok/s: ([\d.]+)", done.stderr))
     return median(speeds)
 
 
-def first_character(path: Path) -> float:
-    """Seconds from `python sample.py` to the first character of the text."""
-    began = time.perf_counter()
-    with subprocess.Popen(
-        [sys.executable, "sample.py", str(path)],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    ) as process:
+def seconds_to_first_character(path: Path) -> float:
+    """From the start of `python sample.py` to the first character of the text."""
+    command = [sys.executable, "sample.py", str(path)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    start_time = time.perf_counter()
+    with subprocess.Popen(command, cwd=ROOT, **pipes) as process:
         process.stdout.read(1)
-        return time.perf_counter() - began
+        return time.perf_counter() - start_time
 
 
 def main() -> None:
-    given = arguments(run=None, llama="")
-    path = checkpoint.find(given.run, "best").absolute()
+    args = arguments(run=None, llama="", length=4000)
+    length = int(args.length)
+    path = checkpoint.resolve(args.run, "best").absolute()
     saved = checkpoint.load(path)
-    quill(saved, MANY, 20)  # compiled, if it was not before
+    quill(saved, MANY, 20)  # compiles the C sampler, if it was not compiled before
     print(machine())
+    print(f"characters per second: one text of {length}, {MANY} texts of {length // 4};")
+    print("first: seconds to the first character")
     print(
-        f"{LENGTH} characters of one text, {LENGTH // 4} of each of {MANY}, seconds to the first; characters a second"
+        f"{'one':>7} {'many':>7} {'first':>6} | {'nanoGPT':>7} {'one/':>6} {'many/':>6} | "
+        f"{'llama2.c':>8} {'one/':>5}"
     )
-    print(
-        f"{'one':>7} {'many':>7} {'first':>6} | {'nanoGPT':>7} {'one/':>6} {'many/':>6} | {'llama2.c':>8} {'one/':>5}"
-    )
-    for _ in given.seeds:
-        one, many, first = (
-            quill(saved, 1, LENGTH),
-            quill(saved, MANY, LENGTH // 4),
-            first_character(path),
-        )
+    for _ in args.seeds:
+        one = quill(saved, 1, length)
+        many = quill(saved, MANY, length // 4)
+        first = seconds_to_first_character(path)
         line = f"{one:>7,.0f} {many:>7,.0f} {first:>5.2f}s |"
-        if given.nanogpt:
-            theirs = nanogpt(given.nanogpt, saved)
+        if args.nanogpt:
+            theirs = nanogpt(args.nanogpt, saved, length)
             line += f" {theirs:>7,.0f} {one / theirs:>6.1f} {many / theirs:>6.1f} |"
-        if given.llama:
-            theirs = llama(Path(given.llama), saved)
+        if args.llama:
+            theirs = llama(Path(args.llama), saved)
             line += f" {theirs:>8,.0f} {one / theirs:>5.2f}"
         print(line, flush=True)
 

@@ -68,7 +68,7 @@ def test_fused_kernel_equals_the_equation_in_values_and_gradients(dtype, T, S, c
 
 @pytest.mark.parametrize("equation_up_to", [0, 512 * 512], ids=["kernel", "equation"])
 def test_half_precision_equals_the_equation_to_that_precision(monkeypatch, equation_up_to):
-    monkeypatch.setattr("model.attention.EQUATION_IS_FASTER", equation_up_to)
+    monkeypatch.setattr("model.attention.MAX_EQUATION_WEIGHTS", equation_up_to)
     q, k, v = (x.bfloat16() for x in random_qkv(32, 32))
     with torch.autocast("cpu", torch.bfloat16):
         out = fused_attend(q.float(), k.float(), v, causal=True, window=20)
