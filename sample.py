@@ -14,6 +14,7 @@ from configs import TrainConfig, config_keys, make_config, make_parser, parse_fl
 from data.text import read_text
 from data.tokenizer import CharTokenizer
 from model import checkpoint
+from model.csampler import CSampler, make_csampler
 from model.device import DeviceConfig, autocast, choose_device, choose_dtype
 from model.errors import (
     RunError,
@@ -77,12 +78,17 @@ def read_prompt(config: TextConfig, encoding: str) -> str:
 
 
 def sample_texts(
-    model: GPT, tokenizer: CharTokenizer, prompt: str, config: SampleConfig
+    model: GPT,
+    csampler: CSampler | None,
+    tokenizer: CharTokenizer,
+    prompt: str,
+    config: SampleConfig,
 ) -> Iterator[str]:
     """All texts in pieces, each text after the prompt, with separators between texts."""
-    start = tokenizer.encode(prompt or start_character(tokenizer.vocab), "the prompt").tolist()
+    vocab, stop = tokenizer.vocab, config.text.stop
+    start = tokenizer.encode(prompt or start_character(vocab), "the prompt").tolist()
     yield prompt
-    for i, piece in stream(model, tokenizer.vocab, start, config.sampling, config.text.stop):
+    for i, piece in stream(model, vocab, start, config.sampling, stop, csampler):
         yield piece if i == 0 else SEPARATOR + prompt + piece
 
 
@@ -93,7 +99,11 @@ def write(text: str, out: TextIO) -> None:
 
 
 def run_interactive(
-    model: GPT, tokenizer: CharTokenizer, config: SampleConfig, out: TextIO
+    model: GPT,
+    csampler: CSampler | None,
+    tokenizer: CharTokenizer,
+    config: SampleConfig,
+    out: TextIO,
 ) -> None:
     """Continue each line of standard input until it ends."""
     with contextlib.suppress(ImportError):
@@ -114,8 +124,9 @@ def run_interactive(
             return
         # A new seed each turn: the same prompt gets another continuation.
         sampling = replace(config.sampling, seed=config.sampling.seed + turn)
+        turn_config = replace(config, sampling=sampling)
         with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C ends this text
-            for piece in sample_texts(model, tokenizer, prompt, replace(config, sampling=sampling)):
+            for piece in sample_texts(model, csampler, tokenizer, prompt, turn_config):
                 write(piece, out)
         write("\n", out)
 
@@ -178,9 +189,10 @@ def main(argv: list[str]) -> int:
                 chars = f"{len(scored_ids):,} characters"
                 write(f"{nats:.4f} nats, {bits:.4f} bits per character, over {chars}\n", out)
             elif config.text.interactive:
-                run_interactive(model, tokenizer, config, out)
+                run_interactive(model, make_csampler(model), tokenizer, config, out)
             else:
-                for piece in sample_texts(model, tokenizer, prompt, config):
+                csampler = make_csampler(model)
+                for piece in sample_texts(model, csampler, tokenizer, prompt, config):
                     write(piece, out)
                 if out.isatty():
                     write("\n", out)

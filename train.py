@@ -28,6 +28,7 @@ from configs import (
 from data.corpus import Corpus, open_corpus
 from model import checkpoint
 from model.checkpoint import Checkpoint
+from model.csampler import make_csampler
 from model.device import (
     Processes,
     autocast,
@@ -85,7 +86,8 @@ def write_sample(model: GPT, corpus: Corpus) -> str:
     vocab = corpus.tokenizer.vocab
     prompt = corpus.tokenizer.encode(start_character(vocab)).tolist()
     config = SamplingConfig(max_new_tokens=300)
-    sample = "".join(text for _, text in stream(model, vocab, prompt, config))
+    pieces = stream(model, vocab, prompt, config, csampler=make_csampler(model))
+    sample = "".join(piece for _, piece in pieces)
     model.train()
     return sample
 

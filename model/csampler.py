@@ -128,6 +128,9 @@ class CTexts:
         self.step.restype = None
         pointer = ctypes.c_void_p
         self.step.argtypes = [pointer, pointer, pointer, ctypes.c_int64, pointer, pointer]
+        inputs, outputs = (self.sizes, sampler.weights, self.ids_B), (self.state, self.logits_BV)
+        self.inputs = [array.ctypes.data for array in inputs]
+        self.outputs = [array.ctypes.data for array in outputs]
 
     def __call__(self, ids_BT: np.ndarray) -> np.ndarray:
         """Append T token ids to each text; returns the next-token logits_BV.
@@ -136,12 +139,9 @@ class CTexts:
         """
         if self.position == 0:
             ids_BT = ids_BT[:, -self.receptive_field :]  # what came before has no influence
-        sizes, weights = self.sizes.ctypes.data, self.sampler.weights.ctypes.data
-        ids, state = self.ids_B.ctypes.data, self.state.ctypes.data
-        logits = self.logits_BV.ctypes.data
         for t in range(ids_BT.shape[1]):
             self.ids_B[:] = ids_BT[:, t]
-            self.step(sizes, weights, ids, self.position, state, logits)
+            self.step(*self.inputs, self.position, *self.outputs)
             self.position += 1
         return self.logits_BV
 

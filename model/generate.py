@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from model.attention import Cache
-from model.csampler import TEXTS, CSampler, make_csampler
+from model.csampler import TEXTS, CSampler
 from model.gpt import GPT
 
 
@@ -121,14 +121,18 @@ def generate(
 
 
 def stream(
-    model: GPT, vocab: str, prompt: list[int], config: SamplingConfig, stop: str = ""
+    model: GPT,
+    vocab: str,
+    prompt: list[int],
+    config: SamplingConfig,
+    stop: str = "",
+    csampler: CSampler | None = None,
 ) -> Iterator[tuple[int, str]]:
     """Yield (0, character) while the first text is written, then (i, text) for each other text.
 
-    A text ends after max_new_tokens characters or after `stop`. The C sampler writes the other
+    A text ends after max_new_tokens characters or after `stop`. A `csampler` writes the other
     texts in threads while the first is streamed.
     """
-    csampler = make_csampler(model)
     others = range(1, config.num_samples)
     group_size = TEXTS if csampler else max(1, len(others))
     groups = [others[i : i + group_size] for i in range(0, len(others), group_size)]

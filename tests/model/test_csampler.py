@@ -34,6 +34,7 @@ def test_logits_equal_the_model_and_nothing_is_written_beyond_the_arrays(B, D, V
     texts = CSampler(model).start(B)
     arrays = [np.pad(x.ravel(), 64, constant_values=7) for x in (texts.state, texts.logits_BV)]
     texts.state, texts.logits_BV = arrays[0][64:-64], arrays[1][64:-64].reshape(B, V)
+    texts.outputs = [texts.state.ctypes.data, texts.logits_BV.ctypes.data]
     ids_BT = random_ids(B, 70, V=V)
     steps = [texts(ids_B1).copy() for ids_B1 in ids_BT.numpy().T[..., None]]
     assert all((np.append(array[:64], array[-64:]) == 7).all() for array in arrays)

@@ -136,7 +136,8 @@ def test_stream_gives_every_text_up_to_its_own_stop(dtype, stop_length):
     if stop:
         texts = [text[: (text + stop).index(stop) + len(stop)] for text in texts]
     expected = [*((0, character) for character in texts[0]), *list(enumerate(texts))[1:]]
-    assert list(stream(model, vocab, [1], Config(**settings), stop)) == expected
+    streamed = stream(model, vocab, [1], Config(**settings), stop, make_csampler(model))
+    assert list(streamed) == expected
 
 
 @pytest.mark.parametrize(("model_type", "length"), [(GPT, 30), (GPTWithAbsolutePositions, 8)])
