@@ -147,7 +147,7 @@ def open_out(out: str | None, encoding: str, source: Path) -> contextlib.Abstrac
 @report_errors
 def main(argv: list[str]) -> int:
     """The command line. Returns the exit status."""
-    parser = make_parser(SampleConfig, USAGE)
+    parser = make_parser(SampleConfig, USAGE, "Write text with a trained model.")
     parser.add_argument(
         "checkpoint", nargs="?", metavar="RUN_DIR | CHECKPOINT.pt", help="default: the newest run"
     )

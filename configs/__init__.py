@@ -56,6 +56,8 @@ class TrainConfig:
 USAGE = """\
 python train.py [PRESET.toml] [--key value ...]
        python train.py --resume RUN_DIR [--key value ...]"""
+DESCRIPTION = """Train a character-level GPT. Without a preset, configs/gpu.toml is used on CUDA and
+configs/cpu.toml elsewhere; the defaults below are those of a preset that does not set the key."""
 RESUMABLE = (
     "data", "max_iters", "eval_interval", "log_interval", "patience", "device", "dtype", "compile",
 )  # fmt: skip
@@ -71,7 +73,7 @@ class Command(NamedTuple):
 
 def parse_train_command(argv: list[str]) -> Command:
     """The command line of train.py. Raises UserError."""
-    parser = make_parser(TrainConfig, USAGE)
+    parser = make_parser(TrainConfig, USAGE, DESCRIPTION)
     preset_help = "a file of keys; default: configs/gpu.toml on CUDA, else configs/cpu.toml"
     parser.add_argument("preset", nargs="?", metavar="PRESET.toml", help=preset_help)
     resume_help = f"continue a run; may change {', '.join(RESUMABLE)}"
@@ -212,13 +214,16 @@ def to_toml(config: Any) -> str:
 def read_toml(path: Path | str) -> dict[str, Any]:
     """The keys and values of a preset. Raises UserError."""
     if os.path.exists(path) and not os.path.isfile(path):
-        raise UserError(f"{path} is not a preset file. To continue a run use --resume.")
+        raise UserError(f"{str(path)!r} is not a preset file. To continue a run use --resume.")
     try:
         return tomllib.loads(Path(path).read_text("utf-8-sig"))
     except OSError as error:
         raise UserError(f"preset {path} cannot be read: {error.strerror}.") from None
     except (ValueError, RecursionError) as error:
-        raise UserError(f"preset {path} is not valid TOML: {error}") from None
+        raise UserError(
+            f"preset {path} is not valid TOML: {error}. "
+            "Name a text with --data, a run to continue with --resume."
+        ) from None
 
 
 class ArgumentParser(argparse.ArgumentParser):
@@ -236,10 +241,11 @@ class ArgumentParser(argparse.ArgumentParser):
         print_line(self.format_help().rstrip(), sys.stdout)
 
 
-def make_parser(config_class: type, usage: str) -> ArgumentParser:
+def make_parser(config_class: type, usage: str, description: str) -> ArgumentParser:
     """A parser with one flag for every key. Its result holds only the flags that are given."""
     parser = ArgumentParser(
         usage=usage,
+        description=description,
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=34),

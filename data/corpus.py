@@ -39,7 +39,7 @@ class DataConfig:
         try:
             "".encode(self.encoding)
         except (LookupError, ValueError):
-            raise UserError(f"encoding is {self.encoding!r}. Python knows no such one.") from None
+            raise UserError(f"encoding is {self.encoding!r}. Python does not know it.") from None
 
 
 @dataclass(frozen=True)

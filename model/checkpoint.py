@@ -63,7 +63,8 @@ def load(path: Path | str) -> Checkpoint:
     if os.path.exists(path) and not os.path.isfile(path):
         raise UserError(f"{path} is not a file, so not a checkpoint.")
     try:
-        content = path.read_bytes()
+        with out_of_memory_hint(f"{path} does not fit into memory."):
+            content = path.read_bytes()
     except OSError as error:
         hint = _other_checkpoint_hint(path)
         raise UserError(f"checkpoint {path} cannot be read: {error.strerror}.{hint}") from None
@@ -156,6 +157,6 @@ def _restore_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
 def _other_checkpoint_hint(path: Path) -> str:
     """A hint at the other checkpoint of the same run, if there is one."""
     other = path.with_name({"last.pt": "best.pt", "best.pt": "last.pt"}.get(path.name, path.name))
-    if other == path or not other.is_file():
+    if other == path or not os.path.isfile(other):
         return ""
     return f" {other} may be intact: sample from it, or continue training with --resume {other}."

@@ -50,7 +50,8 @@ def choose_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         device = None
-    if device is None or device.type not in available:
+    valid = device is not None and device.type in available and str(device) == name
+    if not valid or (device.type == "cpu" and device.index is not None):
         raise UserError(f"device is {name!r}. It must be auto, cpu, cuda, cuda:N or mps.")
     missing_gpu = device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count()
     if not available[device.type] or missing_gpu:

@@ -30,7 +30,7 @@ def check_out_dir(out_dir: str | None) -> None:
         )
     existing = next(folder for folder in (path, *path.parents) if os.path.exists(folder))
     if not os.path.isdir(existing) or not os.access(existing, os.W_OK | os.X_OK):
-        raise UserError(f"out_dir {path} cannot be written.")
+        raise UserError(f"out_dir {path} cannot be written: {existing} is no writable folder.")
 
 
 @contextlib.contextmanager
@@ -61,7 +61,10 @@ def lock_run_dir(run_dir: Path) -> Iterator[None]:
     except ImportError:
         yield
         return
-    handle = os.open(run_dir, os.O_RDONLY)
+    try:
+        handle = os.open(run_dir, os.O_RDONLY)
+    except OSError as error:
+        raise UserError(f"{run_dir} cannot be read: {error.strerror}.") from None
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

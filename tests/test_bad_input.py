@@ -68,7 +68,7 @@ CASES = [
     ("train.py unknown.toml", "'n_layr'", "n_layer"),
     ("train.py missing.toml", "missing.toml"),
     ("train.py unknown.toml bad.toml", "'bad.toml'"),
-    ("train.py folder", "folder is not a preset", "--resume"),
+    ("train.py folder", "'folder' is not a preset", "--resume"),
     ("train.py --out_dir other_run", "other_run already holds a run", "--resume other_run"),
     ("train.py --out_dir empty.txt", "empty.txt cannot be written"),
     ("train.py --out_dir empty.txt/x", "empty.txt/x cannot be written"),

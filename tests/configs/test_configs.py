@@ -28,7 +28,7 @@ def one_key_config(hint: Any, default: Any = None) -> type:
 
 
 def from_toml(config_class: type, toml: str, *flags: str) -> Any:
-    parser = configs.make_parser(config_class, usage="")
+    parser = configs.make_parser(config_class, usage="", description="")
     given_flags = configs.parse_flags(parser, list(flags), config_keys(config_class))
     return make_config(config_class, tomllib.loads(toml) | given_flags)
 
@@ -61,7 +61,7 @@ def test_each_key_type_is_read_from_flags_and_toml(kind, default, value, flags, 
     for before in (config_class(), make_config(config_class, {"key": default}), config):
         assert from_toml(config_class, to_toml(before)) == before
         assert from_toml(config_class, to_toml(before), *flags) == config
-    help_text = configs.make_parser(config_class, usage="").format_help()
+    help_text = configs.make_parser(config_class, usage="", description="").format_help()
     assert all(text in help_text for text in texts if kind in (int, float))
 
 
