@@ -4,6 +4,7 @@ Shapes: B texts written side by side, T time, V vocabulary.
 """
 
 import itertools
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ import torch.nn.functional as F
 
 from model.attention import Cache
 from model.csampler import TEXTS, CSampler
+from model.errors import RunError
 from model.gpt import GPT
 
 
@@ -70,8 +72,29 @@ def start_character(vocab: str) -> str:
     return "\n" if "\n" in vocab else vocab[0]
 
 
+@torch.inference_mode()
+def check_cache(model: GPT) -> None:
+    """Raise RunError if the network gives other logits with a cache than without."""
+    device = next(model.parameters()).device
+    length = min(model.config.block_size + 8, model.max_length or sys.maxsize)
+    vocab_size = model(torch.zeros(1, 1, dtype=torch.long, device=device)).size(-1)
+    ids_1T = torch.arange(length, device=device)[None] % vocab_size
+    cache = Cache()
+    parts = [part for part in ids_1T.tensor_split((-4, -3, -2), dim=1) if part.size(1)]
+    cached = torch.cat([model(part, cache) for part in parts], dim=1)
+    logits_1TV = model(ids_1T)
+    # Rounding errors are larger in half precision, and in TensorFloat32 on a GPU.
+    tolerance = 0.1 if torch.is_autocast_enabled(device.type) else 0.01
+    if not (cached - logits_1TV).abs().max() <= tolerance * logits_1TV.abs().max().clamp(min=1):
+        raise RunError(
+            "the network in model/ gives other logits with a cache than without. A layer that "
+            "looks back must keep its past in the Cache, and be used once per forward pass."
+        )
+
+
 def make_step_fn(model: GPT, batch_size: int) -> Callable[[np.ndarray], np.ndarray]:
     """Returns a function: append token ids ids_BT, get the next-token logits_BV."""
+    check_cache(model)
     device, block_size = next(model.parameters()).device, model.config.block_size
     cache, latest_BT = Cache(), np.empty((batch_size, 0), np.int32)
 
@@ -84,7 +107,7 @@ def make_step_fn(model: GPT, batch_size: int) -> Callable[[np.ndarray], np.ndarr
                 # No positions left: start again from the latest half.
                 cache, ids_BT = Cache(), latest_BT[:, model.max_length // 2 :]
         # A long prompt is read in parts, which bounds the memory.
-        for part_BT in torch.from_numpy(ids_BT).to(device).split(block_size, dim=1):
+        for part_BT in torch.from_numpy(ids_BT).long().to(device).split(block_size, dim=1):
             logits_BTV = model(part_BT, cache)
         return logits_BTV[:, -1].double().cpu().numpy()
 
@@ -174,6 +197,7 @@ def cut_after(text: str, stop: str) -> str:
 @torch.inference_mode()
 def total_nll(model: GPT, first_id: int, ids_N: np.ndarray) -> float:
     """Total negative log-likelihood, in nats, of a text that follows the character `first_id`."""
+    check_cache(model)
     device = next(model.parameters()).device
     part_length = model.max_length or model.config.block_size
     ids = torch.from_numpy(np.append(first_id, ids_N)).long().to(device)

@@ -36,7 +36,8 @@ def learning_rate(step: int, config: OptimConfig) -> float:
 def make_optimizers(model: GPT, config: OptimConfig, muon_dtype: torch.dtype) -> list[Optimizer]:
     """Muon for what has two or more dimensions inside a block, AdamW for all other parameters.
 
-    Both use the same learning rate. Weight decay applies to Muon's matrices only.
+    The training loop sets the learning rate of every group. Weight decay applies to Muon's matrices
+    only. What an optimizer remembers must be in its `state`, or resuming is not exact.
     """
     in_blocks = {id(parameter) for parameter in model.blocks.parameters()}
     matrices, others = [], []

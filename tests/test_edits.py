@@ -355,6 +355,57 @@ def test_everything_follows_an_edit_of_the_network(edit, monkeypatch, check_all_
             assert parameter.detach().ne(fresh[name]).any(), f"{name} was not trained"
 
 
+class SharedBlocksGPT(gpt.GPT):
+    """The same block in every layer, so that the layers share one place in the cache."""
+
+    def __init__(self, config, vocab_size):
+        super().__init__(config, vocab_size)
+        self.blocks = nn.ModuleList([self.blocks[0]] * config.n_layer)
+
+
+class MixesOutsideTheCache(gpt.MLP):
+    """Each position uses the mean of all earlier ones, but keeps nothing in the cache."""
+
+    def forward(self, x_BTC):
+        counts_T1 = torch.arange(1, x_BTC.size(1) + 1)[:, None]
+        return super().forward(x_BTC.cumsum(1) / counts_T1)
+
+
+@pytest.mark.parametrize(
+    ("name", "edit"), [("GPT", SharedBlocksGPT), ("MLP", MixesOutsideTheCache)]
+)
+def test_a_network_that_needs_more_than_its_cache_is_refused(name, edit, tiny, monkeypatch, capsys):
+    make_edit(monkeypatch, gpt, name, edit)
+    status = tiny("--max_iters", "24", "--learning_rate", "0.02", "--out_dir", "run")
+    Path("scored.txt").write_text(LINES)
+    if status == 0:  # shared blocks: the C sampler, which needs no cache, computes them rightly
+        assert sample.main(["run", "--score", "scored.txt"]) == 1
+    assert "other logits with a cache than without" in capsys.readouterr().err.splitlines()[-1]
+
+
+class EmbeddingWithoutOneId(nn.Embedding):
+    def forward(self, ids_BT):
+        return super().forward(ids_BT) * (ids_BT != 5)[..., None]
+
+
+class BansOneCharacterGPT(gpt.GPT):
+    def forward(self, ids_BT, cache=None):
+        logits_BTV = 2 * super().forward(ids_BT, cache)
+        return logits_BTV.index_fill(-1, torch.tensor([3]), -math.inf)
+
+
+def test_the_csampler_notices_one_edited_id_and_infinite_logits(monkeypatch):
+    config = gpt.GPTConfig(n_layer=1, n_head=2, n_embd=16, block_size=16)
+    for model in (gpt.GPT(config, 65), BansOneCharacterGPT(config, 65)):
+        for parameter in model.parameters():
+            nn.init.normal_(parameter, std=0.3)
+        assert (csampler.make_csampler(model.eval()) is None) == isinstance(
+            model, BansOneCharacterGPT
+        )
+        model.embedding.__class__ = EmbeddingWithoutOneId
+        assert csampler.make_csampler(model) is None
+
+
 def test_a_checkpoint_of_another_network_is_refused_with_the_parameter_that_differs(
     tiny, monkeypatch, capsys
 ):
