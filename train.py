@@ -19,9 +19,8 @@ from torch.nn.utils import clip_grad_norm_
 from configs import (
     Command,
     TrainConfig,
-    new_config,
+    load_config,
     parse_train_command,
-    resumed_config,
     to_dict,
     to_toml,
 )
@@ -99,7 +98,7 @@ def main(argv: list[str]) -> int:
     saved = run_dir = None
     with Processes() as processes, ExitStack() as stack:
         if command.resume is None:
-            config = new_config(command)
+            config = load_config(command)
             check_out_dir(config.run.out_dir)
         else:
             path = checkpoint.resolve(command.resume, "last")
@@ -108,7 +107,7 @@ def main(argv: list[str]) -> int:
                 stack.enter_context(lock_run_dir(run_dir))
             processes.wait_for_all()  # until the lock is held, another process may be writing
             saved = checkpoint.load(path)
-            config = resumed_config(saved.config, command)
+            config = load_config(command, saved.config)
         hint = (
             f"batch_size is {config.optim.batch_size}, block_size {config.model.block_size}, "
             f"n_layer {config.model.n_layer}, n_embd {config.model.n_embd}. A new run with half of "

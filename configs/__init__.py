@@ -91,23 +91,18 @@ def parse_train_command(argv: list[str]) -> Command:
     return Command(preset, resume, flags)
 
 
-def new_config(command: Command) -> TrainConfig:
-    """The config of a new run: defaults, then the preset, then the flags. Raises UserError."""
-    preset = command.preset
-    if preset is None:
-        preset = Path(__file__).with_name(default_preset(command.flags.get("device", "auto")))
-    return _make_train_config(read_toml(preset) | command.flags)
+def load_config(command: Command, saved: dict[str, Any] | None = None) -> TrainConfig:
+    """Defaults, then the preset, or the `saved` keys of a checkpoint, then the flags.
 
-
-def resumed_config(saved: dict[str, Any], command: Command) -> TrainConfig:
-    """The config of a checkpoint, changed by the flags. Raises UserError."""
-    return _make_train_config(saved | command.flags)
-
-
-def _make_train_config(values: dict[str, Any]) -> TrainConfig:
-    data = values.get("data")
-    if isinstance(data, str) and data:  # absolute: the run may be resumed from another folder
-        values = values | {"data": os.path.abspath(data)}
+    Raises UserError.
+    """
+    if saved is None:
+        default = default_preset(command.flags.get("device", "auto"))
+        is_named = command.preset is not None
+        saved = read_toml(command.preset if is_named else Path(__file__).with_name(default))
+    values = saved | command.flags
+    if isinstance(values.get("data"), str) and values["data"]:
+        values["data"] = os.path.abspath(values["data"])  # to resume from another folder
     return make_config(TrainConfig, values)
 
 
@@ -152,7 +147,7 @@ def make_config(config_class: type, values: dict[str, Any]) -> Any:
     groups: dict[str, dict[str, Any]] = {group.name: {} for group in fields(config_class)}
     for name, value in values.items():
         if name not in keys:
-            raise UserError(unknown_key_message(name, keys))
+            raise unknown_key(name, keys)
         groups[keys[name].group][name] = check_value(name, keys[name], value)
     classes = get_type_hints(config_class)
     return config_class(**{group: classes[group](**given) for group, given in groups.items()})
@@ -182,10 +177,10 @@ def check_value(name: str, key: Key, value: Any) -> Any:
     return key.type(value)
 
 
-def unknown_key_message(name: str, known: Iterable[str]) -> str:
-    """The message for an unknown key, with the nearest known one."""
+def unknown_key(name: str, known: Iterable[str]) -> UserError:
+    """The error for an unknown key, with the nearest known one."""
     nearest = difflib.get_close_matches(name, list(known), n=1, cutoff=0)
-    return f"unknown key {name!r}. Did you mean {nearest[0]}?"
+    return UserError(f"unknown key {name!r}. Did you mean {nearest[0]}?")
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -276,6 +271,5 @@ def parse_flags(parser: ArgumentParser, argv: list[str], known: Iterable[str]) -
     for word in unknown:
         if not word.startswith("--"):
             raise UserError(f"unexpected argument {word!r}. See --help.")
-        name = word[2:].partition("=")[0]
-        raise UserError(unknown_key_message(name, known))
+        raise unknown_key(word[2:].partition("=")[0], known)
     return vars(parsed)

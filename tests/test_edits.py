@@ -497,7 +497,7 @@ def test_a_new_config_key_becomes_a_flag_a_toml_key_and_a_line_of_help(
     flags = ["--new_key"] if text is None else [f"--new_key={text}"]
 
     def new_key(*argv: str) -> object:
-        return configs.new_config(configs.parse_train_command(list(argv))).model.new_key
+        return configs.load_config(configs.parse_train_command(list(argv))).model.new_key
 
     assert new_key("--device", "cpu") == default
     assert tiny("--max_iters", "1", *flags, "--out_dir", "run") == 0

@@ -34,7 +34,7 @@ def from_toml(config_class: type, toml: str, *flags: str) -> Any:
 
 
 def from_command_line(*argv: str) -> TrainConfig:
-    return configs.new_config(parse_train_command(list(argv)))
+    return configs.load_config(parse_train_command(list(argv)))
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_a_resumed_config_is_the_saved_one_changed_by_the_flags():
     saved = to_dict(make_config(TrainConfig, {"n_layer": 3, "max_iters": 7, "eval_interval": 5}))
     command = parse_train_command(["--resume", "run", "--max_iters", "9"])
     expected = make_config(TrainConfig, saved | {"max_iters": 9})
-    assert configs.resumed_config(saved, command) == expected
+    assert configs.load_config(command, saved) == expected
     for name in ("n_layer", "learning_rate", "seed", "encoding", "out_dir"):
         with pytest.raises(UserError, match=rf"^{name} cannot be changed"):
             parse_train_command(["--resume", "run", f"--{name}", "1"])
