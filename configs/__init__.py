@@ -58,9 +58,8 @@ python train.py [PRESET.toml] [--key value ...]
        python train.py --resume RUN_DIR [--key value ...]"""
 DESCRIPTION = """Train a character-level GPT. Without a preset, configs/gpu.toml is used on CUDA and
 configs/cpu.toml elsewhere; the defaults below are those of a preset that does not set the key."""
-RESUMABLE = (
-    "data", "max_iters", "eval_interval", "log_interval", "patience", "device", "dtype", "compile",
-)  # fmt: skip
+RESUMABLE = ("data", "max_iters", "eval_interval", "log_interval", "patience")
+RESUMABLE += ("device", "dtype", "compile")
 
 
 class Command(NamedTuple):
@@ -92,10 +91,7 @@ def parse_train_command(argv: list[str]) -> Command:
 
 
 def load_config(command: Command, saved: dict[str, Any] | None = None) -> TrainConfig:
-    """Defaults, then the preset, or the `saved` keys of a checkpoint, then the flags.
-
-    Raises UserError.
-    """
+    """The preset, or the `saved` keys of a checkpoint, then the flags. Raises UserError."""
     if saved is None:
         default = default_preset(command.flags.get("device", "auto"))
         is_named = command.preset is not None
@@ -215,10 +211,8 @@ def read_toml(path: Path | str) -> dict[str, Any]:
     except OSError as error:
         raise UserError(f"preset {path} cannot be read: {error.strerror}.") from None
     except (ValueError, RecursionError) as error:
-        raise UserError(
-            f"preset {path} is not valid TOML: {error}. "
-            "Name a text with --data, a run to continue with --resume."
-        ) from None
+        hint = "Name a text with --data, a run with --resume."
+        raise UserError(f"preset {path} is not valid TOML: {error}. {hint}") from None
 
 
 class ArgumentParser(argparse.ArgumentParser):
@@ -227,10 +221,8 @@ class ArgumentParser(argparse.ArgumentParser):
     color = False  # Python 3.14: no escape sequences in --help
 
     def error(self, message: str) -> None:
-        hint = ""
-        if "expected" in message:
-            hint = " A value that begins with - needs the form --key=value."
-        raise UserError(f"{message}.{hint} See --help.")
+        hint = "Write --key=value if the value begins with -." if "expected" in message else ""
+        raise UserError(f"{message}. {hint or 'See --help.'}")
 
     def print_help(self, file=None) -> None:
         print_line(self.format_help().rstrip(), sys.stdout)
@@ -249,7 +241,7 @@ def make_parser(config_class: type, usage: str, description: str) -> ArgumentPar
     for name, key in config_keys(config_class).items():
         if key.group not in groups:
             groups[key.group] = parser.add_argument_group(key.group)
-        no_default = key.default is None or key.default is False or key.default == ""
+        no_default = key.default in (None, "") or key.default is False
         default = "" if no_default else f"(default {key.default})"
         help_text = " ".join(filter(None, (key.help, key.interval, default)))
         options: dict[str, Any] = {"help": help_text.replace("%", "%%")}
