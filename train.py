@@ -7,7 +7,7 @@ START_TIME = time.perf_counter()  # so that `seconds` includes the imports
 import math
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,14 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
-from configs import (
-    Command,
-    TrainConfig,
-    load_config,
-    parse_train_command,
-    to_dict,
-    to_toml,
-)
+from configs import Command, TrainConfig, load_config, parse_train_command, to_dict, to_toml
 from data.corpus import Corpus, open_corpus
 from model import checkpoint
 from model.checkpoint import Checkpoint
@@ -51,7 +44,7 @@ from model.errors import (
 )
 from model.generate import SamplingConfig, start_character, stream
 from model.gpt import GPT
-from model.logger import RunLogger, check_out_dir, lock_run_dir, new_run_dir
+from model.logger import RunLogger, lock_run_dir, new_run_dir
 from model.optim import learning_rate, make_optimizers
 
 
@@ -99,7 +92,8 @@ def main(argv: list[str]) -> int:
     with Processes() as processes, ExitStack() as stack:
         if command.resume is None:
             config = load_config(command)
-            check_out_dir(config.run.out_dir)
+            if processes.is_main:
+                run_dir = stack.enter_context(new_run_dir(config.run.out_dir))
         else:
             path = checkpoint.resolve(command.resume, "last")
             run_dir = path.parent
@@ -114,17 +108,17 @@ def main(argv: list[str]) -> int:
             "one of these, or twice the --gradient_accumulation_steps, needs less."
         )
         with out_of_memory_hint(hint):
-            return train(command, config, processes, saved, run_dir)
+            return train(command, config, processes, run_dir, saved)
 
 
 def train(
     command: Command,
     config: TrainConfig,
     processes: Processes,
+    run_dir: Path | None,
     saved: Checkpoint | None = None,
-    run_dir: Path | None = None,
 ) -> int:
-    """Train to the end, from scratch or from the `saved` state of `run_dir`.
+    """Train to the end, from scratch or from the `saved` state, and write to `run_dir`.
 
     Returns the exit status: 0, or 128 + n after signal n. `command` says which keys were flags.
     """
@@ -179,19 +173,14 @@ def train(
             logger.flush()  # first: a resumed run does not log these steps again
             checkpoint.save(state, *(run_dir / name for name in names))
 
-    with ExitStack() as stack:
-        if saved is None and processes.is_main:
-            run_dir = stack.enter_context(new_run_dir(run_config.out_dir))
-        logger = stack.enter_context(
-            RunLogger(
-                run_dir if processes.is_main else None,
-                config_toml=to_toml(config),
-                state=state,
-                max_iters=optim_config.max_iters,
-                chars_per_step=batch_size * block_size,
-            )
-        )
-        signals = stack.enter_context(catch_signals())
+    logger = RunLogger(
+        run_dir if processes.is_main else None,
+        config_toml=to_toml(config),
+        state=state,
+        max_iters=optim_config.max_iters,
+        chars_per_step=batch_size * block_size,
+    )
+    with closing(logger), catch_signals() as signals:
         n_params = sum(parameter.numel() for parameter in model.parameters())
         if processes.is_main:
             print_line(

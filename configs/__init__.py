@@ -14,7 +14,6 @@ import difflib
 import json
 import os
 import reprlib
-import sys
 import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
@@ -24,7 +23,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, ge
 
 from data.corpus import DataConfig
 from model.device import SystemConfig, default_preset
-from model.errors import UserError, print_line
+from model.errors import UserError
 from model.gpt import GPTConfig
 from model.optim import OptimConfig
 
@@ -82,11 +81,10 @@ def parse_train_command(argv: list[str]) -> Command:
     if resume is not None:
         if preset is not None:
             raise UserError(f"--resume takes all keys from the checkpoint. Leave out {preset!r}.")
-        for name in flags:
-            if name not in RESUMABLE:
-                raise UserError(
-                    f"{name} cannot be changed in a resumed run. Only {', '.join(RESUMABLE)} can."
-                )
+        if fixed := sorted(flags.keys() - set(RESUMABLE)):
+            raise UserError(
+                f"{fixed[0]} cannot be changed in a resumed run. Only {', '.join(RESUMABLE)} can."
+            )
     return Command(preset, resume, flags)
 
 
@@ -218,14 +216,9 @@ def read_toml(path: Path | str) -> dict[str, Any]:
 class ArgumentParser(argparse.ArgumentParser):
     """Reports errors as UserError."""
 
-    color = False  # Python 3.14: no escape sequences in --help
-
     def error(self, message: str) -> None:
         hint = "Write --key=value if the value begins with -." if "expected" in message else ""
         raise UserError(f"{message}. {hint or 'See --help.'}")
-
-    def print_help(self, file=None) -> None:
-        print_line(self.format_help().rstrip(), sys.stdout)
 
 
 def make_parser(config_class: type, usage: str, description: str) -> ArgumentParser:
@@ -241,8 +234,7 @@ def make_parser(config_class: type, usage: str, description: str) -> ArgumentPar
     for name, key in config_keys(config_class).items():
         if key.group not in groups:
             groups[key.group] = parser.add_argument_group(key.group)
-        no_default = key.default in (None, "") or key.default is False
-        default = "" if no_default else f"(default {key.default})"
+        default = "" if key.default in (None, "") else f"(default {key.default})"
         help_text = " ".join(filter(None, (key.help, key.interval, default)))
         options: dict[str, Any] = {"help": help_text.replace("%", "%%")}
         if key.type is bool:

@@ -60,19 +60,14 @@ def read_chunks(files: list[Path], encoding: str) -> Iterator[str]:
                     while text:
                         yield text
                         text = stream.read(CHUNK)
-                except UnicodeDecodeError as error:
-                    offset = stream.buffer.tell() - len(error.object) + error.start
-                    byte = error.object[error.start]
-                    problem = f"byte 0x{byte:02x} at offset {offset}"
-                    raise UserError(_not_decodable(file, encoding, problem)) from None
-                except UnicodeError as error:  # utf-16 without a byte order mark, for example
-                    raise UserError(_not_decodable(file, encoding, str(error))) from None
+                except UnicodeError as error:
+                    problem = str(error)
+                    if isinstance(error, UnicodeDecodeError):
+                        offset = stream.buffer.tell() - len(error.object) + error.start
+                        problem = f"byte 0x{error.object[error.start]:02x} at offset {offset}"
+                    raise UserError(
+                        f"{file} is not {encoding}: {problem}. "
+                        "Name its encoding with --encoding (latin-1 reads any bytes)."
+                    ) from None
         except OSError as error:
             raise UserError(f"{file} cannot be read: {error.strerror}.") from None
-
-
-def _not_decodable(file: Path, encoding: str, problem: str) -> str:
-    return (
-        f"{file} is not {encoding}: {problem}. "
-        "Name its encoding with --encoding (latin-1 reads any bytes)."
-    )

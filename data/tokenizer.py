@@ -13,13 +13,13 @@ class CharTokenizer:
 
     def __init__(self, vocab: str) -> None:
         self.vocab = vocab
-        self.codes_V = code_points(vocab)
+        codes_V = code_points(vocab)
         if not vocab or len(set(vocab)) != len(vocab):
             raise ValueError("a vocabulary needs at least one character, and each only once")
         self.dtype = np.min_scalar_type(len(vocab) - 1)  # the smallest unsigned type that fits
         # The id of each code point up to the largest known one; -1 for unknown characters.
-        self.id_of_code_point = np.full(int(self.codes_V.max()) + 2, -1, np.int64)
-        self.id_of_code_point[self.codes_V] = np.arange(len(vocab))
+        self.id_of_code_point = np.full(int(codes_V.max()) + 2, -1, np.int64)
+        self.id_of_code_point[codes_V] = np.arange(len(vocab))
 
     def encode(self, text: str, name: str = "the text") -> np.ndarray:
         """`text` to ids_T. Raises UserError, naming the text and its unknown characters."""
@@ -36,8 +36,7 @@ class CharTokenizer:
 
     def decode(self, ids_T: np.ndarray | list[int]) -> str:
         """ids_T to text."""
-        codes_T = self.codes_V[np.asarray(ids_T, dtype=np.int64)]
-        return codes_T.tobytes().decode("utf-32-le", "surrogatepass")
+        return "".join(self.vocab[id_] for id_ in ids_T)
 
 
 def code_points(text: str) -> np.ndarray:

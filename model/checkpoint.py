@@ -62,24 +62,20 @@ def load(path: Path | str) -> Checkpoint:
     path = Path(path)
     if os.path.exists(path) and not os.path.isfile(path):
         raise UserError(f"{path} is not a file, so not a checkpoint.")
+    problem = "is not a checkpoint of this version of Quill"
     try:
         with out_of_memory_hint(f"{path} does not fit into memory."):
             content = path.read_bytes()
+            signed, digest = memoryview(content)[:-32], content[-32:]
+            if signed[-len(MAGIC) :] == MAGIC and hashlib.sha256(signed).digest() == digest:
+                values = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+                return Checkpoint(**values)
+            problem += ", or it is damaged"
     except OSError as error:
-        hint = _other_checkpoint_hint(path)
-        raise UserError(f"checkpoint {path} cannot be read: {error.strerror}.{hint}") from None
-    signed, digest = memoryview(content)[:-32], content[-32:]
-    if signed[-len(MAGIC) :] != MAGIC or hashlib.sha256(signed).digest() != digest:
-        hint = _other_checkpoint_hint(path)
-        raise UserError(
-            f"{path} is not a checkpoint of this version of Quill, or it is damaged.{hint}"
-        )
-    try:
-        with out_of_memory_hint(f"{path} has {len(content):,} bytes."):
-            values = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-        return Checkpoint(**values)
+        problem = f"cannot be read: {error.strerror}"
     except (pickle.UnpicklingError, TypeError) as error:
-        raise UserError(f"{path} is not a checkpoint of this version of Quill: {error}") from None
+        problem += f": {error}"
+    raise UserError(f"{path} {problem}.{_other_checkpoint_hint(path)}")
 
 
 def resolve(name: str | None, which: str) -> Path:
@@ -144,14 +140,11 @@ def _restore_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
         if group.keys() != saved.keys() or group.get("param_names") != saved.get("param_names"):
             raise ValueError(f"{type(optimizer).__name__} was saved for other parameters")
     optimizer.load_state_dict(state)
-    # Sizes of 1 stand for a mean over a dimension (Adafactor). A fused optimizer has none, and
-    # would write past the end of a tensor that is too small.
-    means = () if optimizer.defaults.get("fused") else (1,)
-    for parameter, values in optimizer.state.items():
-        for value in filter(torch.is_tensor, values.values()):
-            sizes = zip(value.shape, parameter.shape, strict=False)
-            if not all(size in (expected, *means) for size, expected in sizes):
-                raise ValueError(f"{type(optimizer).__name__} was saved for other shapes")
+    if optimizer.defaults.get("fused"):  # would write past the end of a tensor that is too small
+        for parameter, values in optimizer.state.items():
+            for value in filter(torch.is_tensor, values.values()):
+                if value.ndim and value.shape != parameter.shape:
+                    raise ValueError(f"{type(optimizer).__name__} was saved for other shapes")
 
 
 def _other_checkpoint_hint(path: Path) -> str:

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -46,13 +47,9 @@ def choose_device(name: str) -> torch.device:
     }
     if name == "auto":
         return torch.device(next(kind for kind, found in available.items() if found))
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = None
-    valid = device is not None and device.type in available and str(device) == name
-    if not valid or (device.type == "cpu" and device.index is not None):
+    if not re.fullmatch("cpu|mps|cuda(:[1-9]?[0-9])?", name):
         raise UserError(f"device is {name!r}. It must be auto, cpu, cuda, cuda:N or mps.")
+    device = torch.device(name)
     missing_gpu = device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count()
     if not available[device.type] or missing_gpu:
         raise UserError(f"device {name!r} is not on this machine. Use --device auto.")
@@ -174,25 +171,15 @@ class Processes:
     Each computes its share of every batch. Only the main one, rank 0, prints and writes files.
     """
 
-    NOT_TORCHRUN = (
-        "WORLD_SIZE and RANK are not set as torchrun sets them. Start with torchrun, or unset both."
-    )
-
     def __init__(self) -> None:
-        try:
-            self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
-            self.rank = int(os.environ["RANK"]) if self.world_size != 1 else 0
-            valid = 0 <= self.rank < self.world_size
-        except (KeyError, ValueError):
-            valid = False
-        if not valid:
-            raise UserError(self.NOT_TORCHRUN)
+        # torchrun sets all three; some clusters set WORLD_SIZE alone.
+        launched = all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"))
+        self.rank = int(os.environ["RANK"]) if launched else 0
+        self.world_size = int(os.environ["WORLD_SIZE"]) if launched else 1
         self.is_main = self.rank == 0
 
     def __enter__(self) -> "Processes":
         if self.world_size > 1:
-            if "MASTER_ADDR" not in os.environ:
-                raise UserError(self.NOT_TORCHRUN)
             dist.init_process_group()  # gloo for tensors on a CPU, NCCL for those on a GPU
         return self
 

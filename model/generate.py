@@ -94,7 +94,6 @@ def check_cache(model: GPT) -> None:
 
 def make_step_fn(model: GPT, batch_size: int) -> Callable[[np.ndarray], np.ndarray]:
     """Returns a function: append token ids ids_BT, get the next-token logits_BV."""
-    check_cache(model)
     device, block_size = next(model.parameters()).device, model.config.block_size
     cache, latest_BT = Cache(), np.empty((batch_size, 0), np.int32)
 
@@ -156,6 +155,8 @@ def stream(
     A text ends after max_new_tokens characters or after `stop`. A `csampler` writes the other
     texts in threads while the first is streamed.
     """
+    if csampler is None:
+        check_cache(model)
     others = range(1, config.num_samples)
     group_size = TEXTS if csampler else max(1, len(others))
     groups = [others[i : i + group_size] for i in range(0, len(others), group_size)]

@@ -20,22 +20,13 @@ from model.checkpoint import Checkpoint
 from model.errors import RunError, UserError, atomic_write, disk_message, print_line
 
 
-def check_out_dir(out_dir: str | None) -> None:
-    """Raise UserError if `out_dir` already holds a run or cannot be written."""
-    path = Path(out_dir or "runs")
-    if out_dir and any(os.path.exists(path / name) for name in ("last.pt", "best.pt")):
-        raise UserError(
-            f"out_dir {out_dir} already holds a run. "
-            f"Resume it with --resume {out_dir}, or choose another --out_dir."
-        )
-    existing = next(folder for folder in (path, *path.parents) if os.path.exists(folder))
-    if not os.path.isdir(existing) or not os.access(existing, os.W_OK | os.X_OK):
-        raise UserError(f"out_dir {path} cannot be written: {existing} is no writable folder.")
-
-
 @contextlib.contextmanager
 def new_run_dir(out_dir: str | None) -> Iterator[Path]:
-    """Create and lock `out_dir`, or a new folder under runs/ named after the time."""
+    """Create and lock `out_dir`, or a new folder under runs/ named after the time.
+
+    Raises UserError if it already holds a run or cannot be written. It is removed again if nothing
+    was written to it.
+    """
     name = out_dir or datetime.now().strftime("runs/%Y%m%d-%H%M%S")
     for i in itertools.count(1):
         path = Path(name if i == 1 else f"{name}-{i}")
@@ -46,8 +37,18 @@ def new_run_dir(out_dir: str | None) -> Iterator[Path]:
             if out_dir or not isinstance(error, FileExistsError):
                 raise UserError(f"out_dir {path} cannot be written: {error.strerror}.") from None
     with lock_run_dir(path):
-        check_out_dir(out_dir)  # another process may have trained here until now
-        yield path
+        if (path / "last.pt").exists() or (path / "best.pt").exists():
+            raise UserError(
+                f"out_dir {path} already holds a run. "
+                f"Resume it with --resume {path}, or choose another --out_dir."
+            )
+        if not os.access(path, os.W_OK):
+            raise UserError(f"out_dir {path} cannot be written.")
+        try:
+            yield path
+        finally:
+            with contextlib.suppress(OSError):  # not empty
+                path.rmdir()
 
 
 @contextlib.contextmanager
@@ -82,7 +83,7 @@ class RunLogger:
     """Writes the curves, samples and summary of a run; shows the progress bar.
 
     It reads step, times and losses from `state`, which the training loop updates. With run_dir
-    None, as in all processes but the main one, it does nothing.
+    None, as in all processes but the main one, it does nothing. Close it at the end.
     """
 
     def __init__(
@@ -99,8 +100,6 @@ class RunLogger:
         self.chars_per_step = chars_per_step
         self.last_logged = state.step, state.train_seconds
         self.writers: dict[str, SummaryWriter] = {}
-        if run_dir is not None:
-            self._open_files(config_toml)
         self.bar = tqdm(
             total=max_iters,
             initial=state.step,
@@ -108,24 +107,21 @@ class RunLogger:
             dynamic_ncols=True,
             disable=True if run_dir is None else None,  # None: only on a terminal
         )
-
-    def _open_files(self, config_toml: str) -> None:
-        for leftover in self.run_dir.glob("*.tmp"):  # of a killed process
+        if run_dir is None:
+            return
+        for leftover in run_dir.glob("*.tmp"):  # of a killed process
             leftover.unlink(missing_ok=True)
-        with atomic_write(self.run_dir / "config.toml") as file:
+        with atomic_write(run_dir / "config.toml") as file:
             file.write(config_toml.encode())
         threading.excepthook = _ignore_disk_errors
         with self._disk_errors():
             for split in ("train", "val"):
                 # purge_step drops what a killed run logged after its last checkpoint.
-                directory = str(self.run_dir / split)
-                self.writers[split] = SummaryWriter(directory, purge_step=self.state.step)
-            self.writers["train"].add_text("config", _as_code(config_toml), self.state.step)
+                self.writers[split] = SummaryWriter(str(run_dir / split), purge_step=state.step)
+            self.writers["train"].add_text("config", _as_code(config_toml), state.step)
 
-    def __enter__(self) -> "RunLogger":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
+    def close(self) -> None:
+        """Close the progress bar and write all curves."""
         self.bar.close()
         with self._disk_errors():
             for writer in self.writers.values():
@@ -165,13 +161,10 @@ class RunLogger:
         return chars / max(self.state.train_seconds, 1e-9)
 
     def flush(self) -> None:
-        """Write all curves to disk, so that they survive a power cut."""
-        for split, writer in self.writers.items():
-            with self._disk_errors():
+        """Write all curves to their files."""
+        with self._disk_errors():
+            for writer in self.writers.values():
                 writer.flush()
-                files = (self.run_dir / split).glob("events.out.tfevents.*")
-                with open(max(files, default=self.run_dir / split), "r+b") as file:
-                    os.fsync(file.fileno())
 
     def write_summary(self, summary: dict[str, Any], finished: bool) -> None:
         """Write summary.json; print the result and the commands to go on with."""
@@ -181,15 +174,14 @@ class RunLogger:
         with atomic_write(self.run_dir / "summary.json") as file:
             file.write(json.dumps(summary, indent=2).encode() + b"\n")
         run_dir = shlex.quote(str(self.run_dir))
-        step, best = summary["iters"], summary["best_val_loss"]
-        lines = []
-        if best is not None:
-            bits, best_iter = summary["bits_per_char"], summary["best_iter"]
+        step, best_iter = summary["iters"], summary["best_iter"]
+        lines, which, more = [], " --which last", ""
+        if best_iter is not None:
+            loss, bits = summary["best_val_loss"], summary["bits_per_char"]
             lines.append(
-                f"best    {best:.4f} nats per character ({bits:.3f} bits), step {best_iter:,}"
+                f"best    {loss:.4f} nats per character ({bits:.3f} bits), step {best_iter:,}"
             )
-        which = "" if best is not None else " --which last"
-        more = ""
+            which = ""
         if step >= self.max_iters:
             more = f" --max_iters {2 * step}"
         elif finished:

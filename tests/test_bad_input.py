@@ -208,16 +208,6 @@ def test_out_dir_is_checked_before_the_text_is_read(error_of, monkeypatch):
     assert "empty.txt/x" in error_of("train.py --out_dir empty.txt/x")
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [{}, {"RANK": "first"}, {"RANK": "2"}, {"RANK": "0"}, {"WORLD_SIZE": "x"}, {"WORLD_SIZE": "0"}],
-)
-def test_incomplete_settings_of_torchrun_are_named(error_of, monkeypatch, settings):
-    for name, value in ({"WORLD_SIZE": "2"} | settings).items():
-        monkeypatch.setenv(name, value)
-    assert "torchrun" in error_of("train.py")
-
-
 def test_sampling_without_a_run_names_the_training_command(error_of, monkeypatch):
     monkeypatch.chdir("folder")
     assert "python train.py" in error_of("sample.py")

@@ -44,7 +44,7 @@ def check_all_follows(tiny, monkeypatch, capsys):
 
     def check(*flags: str, uses_csampler: bool) -> nn.Module:
         errors.print_once.cache_clear()
-        flags = ("--max_iters", "24", "--eval_interval", "12", "--log_interval", "1", *flags)
+        flags = ("--max_iters", "24", "--log_interval", "1", *flags)
         assert tiny(*flags, "--learning_rate", "0.02", "--out_dir", "whole") == 0
         losses = [loss for _, loss in curve(Path("whole"), "train")]
         assert losses[-1] < losses[0] - 0.3
@@ -59,13 +59,13 @@ def check_all_follows(tiny, monkeypatch, capsys):
         model = load_model("whole/last.pt")
         note = "Sampling uses PyTorch, about 10 times slower."
         assert capsys.readouterr().err.count(note) == (HAS_COMPILER and not uses_csampler)
-        compare_samples(model, capsys, monkeypatch)
-        compare_score(model, capsys)
+        check_samples(model, capsys, monkeypatch)
+        check_score(model, capsys)
         events = EventAccumulator("whole/val").Reload().Tensors("sample/text_summary")
         shown = events[-1].tensor_proto.string_val[0].decode()
         sample_text = "".join(line[4:] for line in shown.splitlines(keepends=True))
         assert len(sample_text) == 300
-        assert sample_text.startswith(write_text(model, "\n", 5 * BLOCK_SIZE, seed=1337))
+        check_text(model, "\n", sample_text)
         return model
 
     return check
@@ -92,32 +92,31 @@ def load_model(path: str) -> nn.Module:
 
 
 @torch.inference_mode()
-def next_logits(model: nn.Module, ids: list[int], prompt_length: int) -> np.ndarray:
-    """logits_1V of the model, run over the whole text without a cache."""
+def uncached_logits(model: nn.Module, ids: list[int], prompt_length: int) -> np.ndarray:
+    """logits_TV of every character after the prompt, from the model without a cache."""
     limit = model.max_length
-    if limit is not None and len(ids) > limit:
-        # It started again from the latest half, whenever the next character did not fit.
-        half = -(-limit // 2)
-        since_restart = (len(ids) - max(prompt_length, limit + 1)) % (limit - half + 1)
-        ids = ids[len(ids) - half - since_restart :]
-    return model(torch.tensor([ids]))[:, -1].double().numpy()
+    if limit is None:
+        return model(torch.tensor([ids]))[0, prompt_length - 1 : -1].double().numpy()
+    # Whenever a character does not fit, the text starts again from its latest half.
+    half, logits = -(-limit // 2), []
+    for end in range(prompt_length, len(ids)):
+        since_restart = (end - max(prompt_length, limit + 1)) % (limit - half + 1)
+        first = end - half - since_restart if end > limit else 0
+        logits.append(model(torch.tensor([ids[first:end]]))[0, -1])
+    return torch.stack(logits).double().numpy()
 
 
-def write_text(model: nn.Module, prompt: str, length: int, seed: int, number: int = 0) -> str:
-    """What text `number` of a seed must be, one uncached forward pass per character."""
-    ids, rng = (
-        [VOCAB.index(character) for character in prompt],
-        np.random.default_rng([seed, number]),
-    )
-    config = generate.SamplingConfig()
-    for _ in range(length):
-        logits_1V = next_logits(model, ids, len(prompt))
-        probs_1V = generate.next_char_probs(logits_1V, np.array([ids]), config)
-        ids.append(int(generate.sample_ids(probs_1V, np.array([rng.random()]))[0]))
-    return "".join(VOCAB[id_] for id_ in ids[len(prompt) :])
+def check_text(model: nn.Module, prompt: str, text: str, seed: int = 1337, number: int = 0) -> None:
+    """`text` is what the model must write after `prompt` as text `number` of a seed."""
+    ids = [VOCAB.index(character) for character in prompt + text]
+    rng = np.random.default_rng([seed, number])
+    for end, logits_V in enumerate(uncached_logits(model, ids, len(prompt)), start=len(prompt)):
+        text_1T = np.array([ids[:end]])
+        probs_1V = generate.next_char_probs(logits_V[None], text_1T, generate.SamplingConfig())
+        assert generate.sample_ids(probs_1V, np.array([rng.random()]))[0] == ids[end]
 
 
-def compare_samples(model: nn.Module, capsys, monkeypatch) -> None:
+def check_samples(model: nn.Module, capsys, monkeypatch) -> None:
     """One text, ten texts, a prompt longer than the context, and an interactive session."""
     prompt, length = LINES[: BLOCK_SIZE + 5].replace("\n", " "), 2 * BLOCK_SIZE
     flags = ["whole", "--which", "last", "--max_new_tokens", str(length)]
@@ -127,16 +126,21 @@ def compare_samples(model: nn.Module, capsys, monkeypatch) -> None:
         assert sample.main([*flags, *argv]) == 0
         return capsys.readouterr().out
 
-    assert run_sample() == write_text(model, "\n", length, 1337)
+    def check(text: str, **which: int) -> None:
+        assert len(text) == len(prompt) + length
+        check_text(model, prompt, text.removeprefix(prompt), **which)
+
+    check_text(model, "\n", run_sample())
     texts = run_sample("--prompt", prompt, "--num_samples", "10").split(sample.SEPARATOR)
-    for number in (0, 9):
-        assert texts[number] == prompt + write_text(model, prompt, length, 1337, number)
+    check(texts[0])
+    check(texts[9], number=9)
     monkeypatch.setattr(sys, "stdin", io.StringIO(f"{prompt}\n{prompt}\n"))
-    first, second = (prompt + write_text(model, prompt, length, seed) for seed in (1337, 1338))
-    assert run_sample("--interactive") == f"{first}\n{second}\n"
+    output = run_sample("--interactive")
+    check(output[: len(output) // 2 - 1])
+    check(output[len(output) // 2 : -1], seed=1338)
 
 
-def compare_score(model: nn.Module, capsys) -> None:
+def check_score(model: nn.Module, capsys) -> None:
     """--score gives the mean negative log-likelihood."""
     text = LINES[: 3 * BLOCK_SIZE]
     Path("scored.txt").write_text(text)

@@ -127,6 +127,7 @@ def test_random_numbers_are_a_function_of_the_seeds_key():
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_processes_share_a_batch_without_gap_or_overlap(monkeypatch, world_size):
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
     monkeypatch.setenv("WORLD_SIZE", str(world_size))
     rows = []
     for rank in range(world_size):
