@@ -69,8 +69,6 @@ def read_prompt(config: TextConfig, encoding: str) -> str:
         return config.prompt
     if config.prompt_file != "-":
         return read_text(Path(config.prompt_file), encoding)
-    if not hasattr(sys.stdin, "buffer"):  # in a notebook
-        return sys.stdin.read()
     try:
         return sys.stdin.buffer.read().decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:

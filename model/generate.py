@@ -64,6 +64,8 @@ def next_char_probs(
 def sample_ids(probs_BV: np.ndarray, uniform_B: np.ndarray) -> np.ndarray:
     """ids_B: where each uniform number in [0, 1) falls among the cumulative probabilities."""
     cumulative_BV = probs_BV.cumsum(-1)
+    if not (cumulative_BV[:, -1] > 0).all():
+        raise ValueError("next_char_probs gives no character a probability above 0")
     return (cumulative_BV > uniform_B[:, None] * cumulative_BV[:, -1:]).argmax(-1)
 
 
