@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
-from configs import Command, TrainConfig, load_config, parse_train_command, to_dict, to_toml
+from configs import TrainConfig, load_config, parse_train_command, to_dict, to_toml
 from data.corpus import Corpus, open_corpus
 from model import checkpoint
 from model.checkpoint import Checkpoint
@@ -99,7 +99,7 @@ def main(argv: list[str]) -> int:
             run_dir = path.parent
             if processes.is_main and run_dir.is_dir():
                 stack.enter_context(lock_run_dir(run_dir))
-            processes.wait_for_all()  # until the lock is held, another process may be writing
+            processes.wait_for_all()  # read the checkpoint only when nobody can write it
             saved = checkpoint.load(path)
             config = load_config(command, saved.config)
         hint = (
@@ -108,19 +108,20 @@ def main(argv: list[str]) -> int:
             "one of these, or twice the --gradient_accumulation_steps, needs less."
         )
         with out_of_memory_hint(hint):
-            return train(command, config, processes, run_dir, saved)
+            return train(config, processes, run_dir, saved, "data" in command.flags)
 
 
 def train(
-    command: Command,
     config: TrainConfig,
     processes: Processes,
     run_dir: Path | None,
     saved: Checkpoint | None = None,
+    allow_other_data: bool = False,
 ) -> int:
     """Train to the end, from scratch or from the `saved` state, and write to `run_dir`.
 
-    Returns the exit status: 0, or 128 + n after signal n. `command` says which keys were flags.
+    Returns the exit status: 0, or 128 + n after signal n. Raises UserError if the text is not that
+    of the `saved` state, unless `allow_other_data`.
     """
     model_config, optim_config, run_config = config.model, config.optim, config.run
     block_size, batch_size = model_config.block_size, optim_config.batch_size
@@ -133,7 +134,7 @@ def train(
     # Data
     corpus = open_corpus(config.data, block_size, saved.vocab if saved else None)
     data_changed = saved is not None and saved.data_sha256 != corpus.sha256
-    if data_changed and "data" not in command.flags:
+    if data_changed and not allow_other_data:
         raise UserError(
             f"{corpus.name} has changed since this run started. Pass --data to continue anyway."
         )
@@ -143,7 +144,8 @@ def train(
     model = GPT(model_config, vocab_size=len(corpus.tokenizer.vocab)).to(device)
     optimizers = make_optimizers(model, optim_config, muon_dtype=dtype)
     scaler = make_scaler(device, dtype)
-    # GradScaler starts at 2^16: after 20 halvings, it is not the scale that overflows.
+    # Each overflow halves GradScaler's scale, 2^16 at first. If it has fallen below 1 and they go
+    # on, the gradients themselves are not finite.
     divergence = DivergenceCheck(tolerated=19 if scaler.is_enabled() else 0)
 
     # State: fresh, or that of the checkpoint
@@ -194,7 +196,7 @@ def train(
                 sys.stdout,
             )
         # `model` evaluates, saves and samples; only training uses what may be compiled.
-        train_loss = maybe_compile(
+        loss_fn = maybe_compile(
             model_loss, config.system.compile, device, dtype, next(micro_batches(0))
         )
         model.zero_grad()  # compiling makes a backward pass
@@ -204,8 +206,9 @@ def train(
             step = state.step
             finished = step >= optim_config.max_iters
 
-            # Evaluate, and save the checkpoints. A resumed run repeats the evaluation of its
-            # first step: the logger drops that point and all later ones.
+            # Evaluate, and save the checkpoints. If the run was killed at this evaluation, last.pt
+            # may be written, but not best.pt or the sample, so a resumed run evaluates again. (The
+            # logger drops that point and all later ones.)
             is_interval = step > 0 and step % run_config.eval_interval == 0
             evaluated = finished or is_interval or step == state.val_iter
             if evaluated:
@@ -215,13 +218,13 @@ def train(
                 require_finite("validation loss", val_loss, step, last_lr)
                 state.val_loss, state.val_iter = val_loss, step
                 is_best = state.best_val_loss is None or val_loss < state.best_val_loss
-                is_best = is_best or step == state.best_iter  # killed before best.pt was written
+                is_best = is_best or step == state.best_iter  # the same evaluation again
                 if is_best:
                     state.best_val_loss, state.best_iter = val_loss, step
-                if processes.is_main:
-                    sample = write_sample(model, corpus)
-                    logger.log_evaluation(step, val_loss, is_best, sample)
+                logger.log_evaluation(step, val_loss, is_best)
                 save("last.pt", *(["best.pt"] if is_best else []))
+                if processes.is_main:
+                    logger.log_sample(step, write_sample(model, corpus))
                 patience = run_config.patience * run_config.eval_interval
                 if patience and step - state.best_iter >= patience:
                     finished = True
@@ -240,7 +243,7 @@ def train(
             step_loss = torch.zeros((), device=device)
             for x_BT, y_BT in micro_batches(step):
                 with autocast(device, dtype):
-                    loss = train_loss(x_BT, y_BT) / accumulation_steps
+                    loss = loss_fn(x_BT, y_BT) / accumulation_steps
                 scaler.scale(loss).backward()
                 step_loss += loss.detach()
             processes.average(step_loss, *(parameter.grad for parameter in model.parameters()))

@@ -13,6 +13,7 @@ import argparse
 import difflib
 import json
 import os
+import re
 import reprlib
 import tomllib
 from collections.abc import Iterable
@@ -55,8 +56,7 @@ class TrainConfig:
 USAGE = """\
 python train.py [PRESET.toml] [--key value ...]
        python train.py --resume RUN_DIR [--key value ...]"""
-DESCRIPTION = """Train a character-level GPT. Without a preset, configs/gpu.toml is used on CUDA and
-configs/cpu.toml elsewhere; the defaults below are those of a preset that does not set the key."""
+DESCRIPTION = "Train a character-level GPT. A preset states what differs from the defaults below."
 RESUMABLE = ("data", "max_iters", "eval_interval", "log_interval", "patience")
 RESUMABLE += ("device", "dtype", "compile")
 
@@ -90,11 +90,10 @@ def parse_train_command(argv: list[str]) -> Command:
 
 def load_config(command: Command, saved: dict[str, Any] | None = None) -> TrainConfig:
     """The preset, or the `saved` keys of a checkpoint, then the flags. Raises UserError."""
-    if saved is None:
-        default = default_preset(command.flags.get("device", "auto"))
-        is_named = command.preset is not None
-        saved = read_toml(command.preset if is_named else Path(__file__).with_name(default))
-    values = saved | command.flags
+    preset = command.preset
+    if preset is None:
+        preset = Path(__file__).with_name(default_preset(command.flags.get("device", "auto")))
+    values = (read_toml(preset) if saved is None else saved) | command.flags
     if isinstance(values.get("data"), str) and values["data"]:
         values["data"] = os.path.abspath(values["data"])  # to resume from another folder
     return make_config(TrainConfig, values)
@@ -129,7 +128,7 @@ def config_keys(config_class: type) -> dict[str, Key]:
             if f.name in keys or (kind not in KINDS and get_origin(kind) is not Literal):
                 raise TypeError(f"{f.name} is declared twice or has an unsupported type: {kind}")
             interval = "(-inf, inf)" if kind in (int, float) else ""
-            if interval and texts and texts[-1][0] in "[(":
+            if interval and texts and re.fullmatch(r"[\[(].+, .+[\])]", texts[-1]):
                 interval = texts.pop()
             keys[f.name] = Key(group, kind, optional, f.default, " ".join(texts), interval)
     return keys

@@ -72,14 +72,10 @@ class Corpus:
         be read in an epoch. The batch is a function of the arguments alone, so resuming needs no
         loader state. `rows` selects the part of the batch that this process computes.
         """
-        numbers_B = np.arange(step * batch_size, (step + 1) * batch_size)[rows]
-        per_epoch = len(shuffled_windows(len(self.train), block_size, seed, epoch=0))
-        starts = [
-            shuffled_windows(len(self.train), block_size, seed, epoch=number // per_epoch)[
-                number % per_epoch
-            ]
-            for number in numbers_B
-        ]
+        length, starts = len(self.train), []
+        for number in range(step * batch_size, (step + 1) * batch_size)[rows]:
+            epoch, i = divmod(number, windows_per_epoch(length, block_size))
+            starts.append(shuffled_windows(length, block_size, seed, epoch)[i])
         return self.gather_windows(self.train, np.array(starts), block_size)
 
     def eval_windows(self, block_size: int) -> list[tuple[np.ndarray, int]]:
@@ -109,7 +105,12 @@ class Corpus:
         return text_BT[:, :-1].contiguous(), text_BT[:, 1:].contiguous()
 
 
-@lru_cache(maxsize=3)
+def windows_per_epoch(length: int, block_size: int) -> int:
+    """How many windows a text is cut into; one less than fit, for a random offset."""
+    return max(1, (length - 1) // block_size - 1)
+
+
+@lru_cache(maxsize=2)
 def shuffled_windows(length: int, block_size: int, seed: int, epoch: int) -> np.ndarray:
     """starts_W: the text cut into adjacent windows, in random order.
 
@@ -117,7 +118,7 @@ def shuffled_windows(length: int, block_size: int, seed: int, epoch: int) -> np.
     window.
     """
     rng = np.random.default_rng([seed, epoch])
-    count = max(1, (length - 1) // block_size - 1)  # one less: room for the random offset
+    count = windows_per_epoch(length, block_size)
     offset = rng.integers(length - count * block_size)
     return offset + block_size * rng.permutation(count)
 

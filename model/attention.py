@@ -1,7 +1,7 @@
 """Causal multi-head self-attention: the equation, the fused kernel beside it, the cache.
 
-Each character's query asks "which characters matter to me?". The key of every earlier character
-answers by how well it matches, and the values of those that match are averaged in proportion.
+Each character's query asks "which characters matter to me?". Its own key and that of every earlier
+character answer by how well they match; the values of those that match are averaged in proportion.
 
 Shapes: B batch, T time (queries), S keys, C channels (n_embd), H heads, D head width (C / H),
 E half of it (D / 2).
@@ -29,7 +29,7 @@ def attention_weights(q: Tensor, k: Tensor, causal=False, scale=None, window=Non
         causal: hide the keys that come after a query.
         scale: used in place of 1/√d. The dot product of two independent vectors of variance 1
             has variance d; unscaled, it would saturate the softmax (Vaswani et al. 2017).
-        window: with `causal`, also hide all but the latest `window` visible keys.
+        window: with `causal`, a query sees at most this many keys, its own included.
 
     Returns:
         weights_BHTS, each row non-negative with sum 1.
@@ -148,13 +148,14 @@ class Cache:
         self, layer: nn.Module, k_BHTD: Tensor, v_BHTD: Tensor, window: int
     ) -> tuple[Tensor, Tensor]:
         """Append T positions; returns k_BHSD and v_BHSD, all that these T queries may see."""
+        k_BHSD, v_BHSD = k_BHTD, v_BHTD
         if layer in self.keys_values:
             old_k, old_v = self.keys_values[layer]
-            k_BHTD = torch.cat((old_k, k_BHTD), dim=2)
-            v_BHTD = torch.cat((old_v, v_BHTD), dim=2)
-        first = max(0, k_BHTD.size(2) - (window - 1))  # the next query sees no key before this
-        self.keys_values[layer] = k_BHTD[:, :, first:], v_BHTD[:, :, first:]
-        return k_BHTD, v_BHTD
+            k_BHSD = torch.cat((old_k, k_BHTD), dim=2)
+            v_BHSD = torch.cat((old_v, v_BHTD), dim=2)
+        first = max(0, k_BHSD.size(2) - (window - 1))  # the next query sees no key before this
+        self.keys_values[layer] = k_BHSD[:, :, first:], v_BHSD[:, :, first:]
+        return k_BHSD, v_BHSD
 
 
 class Attention(nn.Module):
@@ -173,7 +174,7 @@ class Attention(nn.Module):
         self.value = nn.Linear(n_embd, n_embd, bias=False)
         self.proj = nn.Linear(n_embd, n_embd, bias=False)
         nn.init.zeros_(self.proj.weight)
-        self.attend = choose_attend()
+        self.attend_fn = choose_attend()  # `attend`, or `fused_attend` if that gives the same
 
     def forward(
         self, x_BTC: Tensor, cos_TE: Tensor, sin_TE: Tensor, cache: Cache | None = None
@@ -181,11 +182,12 @@ class Attention(nn.Module):
         """x_BTC to out_BTC. With a `cache`, x_BTC continues the text in it."""
         q_BTC, k_BTC, v_BTC = linear_together(x_BTC, self.query, self.key, self.value)
         q_BHTD = rotate(norm(self.split_heads(q_BTC)), cos_TE, sin_TE)
-        k_BHSD = rotate(norm(self.split_heads(k_BTC)), cos_TE, sin_TE)
-        v_BHSD = self.split_heads(v_BTC)
+        k_BHTD = rotate(norm(self.split_heads(k_BTC)), cos_TE, sin_TE)
+        v_BHTD = self.split_heads(v_BTC)
+        k_BHSD, v_BHSD = k_BHTD, v_BHTD
         if cache is not None:
-            k_BHSD, v_BHSD = cache.append(self, k_BHSD, v_BHSD, self.window)
-        out_BHTD = self.attend(q_BHTD, k_BHSD, v_BHSD, causal=True, window=self.window)
+            k_BHSD, v_BHSD = cache.append(self, k_BHTD, v_BHTD, self.window)
+        out_BHTD = self.attend_fn(q_BHTD, k_BHSD, v_BHSD, causal=True, window=self.window)
         return self.proj(out_BHTD.transpose(1, 2).flatten(2))
 
     def split_heads(self, x_BTC: Tensor) -> Tensor:

@@ -34,10 +34,8 @@ INLINED void product_tile(const float *matrix, const float *x, float *y, int tex
     vector sums[TEXTS][COLUMNS / 16] = {0};
     for (int i = 0; i < in; i++) {
         const vector *row = (const vector *)(matrix + i * COLUMNS);
-        for (int b = 0; b < texts; b++) {
-            sums[b][0] += x[b * in + i] * row[0];
-            sums[b][1] += x[b * in + i] * row[1];
-        }
+        for (int b = 0; b < texts; b++)
+            for (int v = 0; v < COLUMNS / 16; v++) sums[b][v] += x[b * in + i] * row[v];
     }
     for (int b = 0; b < texts; b++)
         for (int j = 0; j < columns; j++) {

@@ -89,10 +89,13 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 def describe(device: torch.device, dtype: torch.dtype, world_size: int) -> str:
     """Device, dtype and processes for a person: "cpu (2 threads), bfloat16"."""
-    cuda = device.type == "cuda"
-    name = torch.cuda.get_device_name(device) if cuda else f"{torch.get_num_threads()} threads"
+    name = str(device)
+    if device.type == "cuda":
+        name += f" ({torch.cuda.get_device_name(device)})"
+    if device.type == "cpu":
+        name += f" ({torch.get_num_threads()} threads)"
     processes = f", {world_size} processes" if world_size > 1 else ""
-    return f"{device} ({name}), {dtype_name(dtype)}{processes}"
+    return f"{name}, {dtype_name(dtype)}{processes}"
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> torch.autocast:

@@ -38,10 +38,10 @@ class GPTConfig:
 class MLP(nn.Module):
     """The feed-forward layer: mixes the features of each position, four times as wide inside."""
 
-    def __init__(self, n_embd: int) -> None:
+    def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        self.fc = nn.Linear(n_embd, 4 * n_embd, bias=False)
-        self.proj = nn.Linear(4 * n_embd, n_embd, bias=False)
+        self.fc = nn.Linear(config.n_embd, 4 * config.n_embd, bias=False)
+        self.proj = nn.Linear(4 * config.n_embd, config.n_embd, bias=False)
         nn.init.zeros_(self.proj.weight)
 
     def forward(self, x_BTC: Tensor) -> Tensor:
@@ -67,11 +67,11 @@ class TokenShift(nn.Module):
         last_B2C = x_BTC.new_zeros(B, 2, C)
         if cache is not None:
             last_B2C = cache.last_inputs.get(self, last_B2C)
-        padded_BSC = torch.cat((last_B2C, x_BTC), dim=1)
+        padded = torch.cat((last_B2C, x_BTC), dim=1)  # T + 2 positions
         if cache is not None:
-            cache.last_inputs[self] = padded_BSC[:, -2:]
-        out_BTC = torch.addcmul(x_BTC, self.mix_1, padded_BSC[:, 1 : T + 1])
-        return torch.addcmul(out_BTC, self.mix_2, padded_BSC[:, :T])
+            cache.last_inputs[self] = padded[:, -2:]
+        out_BTC = torch.addcmul(x_BTC, self.mix_1, padded[:, 1 : T + 1])
+        return torch.addcmul(out_BTC, self.mix_2, padded[:, :T])
 
 
 class Block(nn.Module):
@@ -82,7 +82,7 @@ class Block(nn.Module):
         self.shift_attention = TokenShift(config.n_embd)
         self.attention = Attention(config.n_embd, config.n_head, window=config.block_size)
         self.shift_mlp = TokenShift(config.n_embd)
-        self.mlp = MLP(config.n_embd)
+        self.mlp = MLP(config)
         # No dropout of attention weights: PyTorch's kernel would leave its fast path.
         self.dropout = nn.Dropout(config.dropout)
 
@@ -100,8 +100,8 @@ class GPT(nn.Module):
     """A decoder-only transformer (Radford et al. 2018)."""
 
     # Longest text the network can read. None: any, since positions are relative. Set it to
-    # block_size for learned positional embeddings: sampling then restarts from the latest half
-    # of the text, scoring with each block.
+    # block_size for learned positional embeddings. Then sampling restarts from the latest half of
+    # the text when it is reached, and scoring restarts every max_length characters.
     max_length: int | None = None
 
     def __init__(self, config: GPTConfig, vocab_size: int) -> None:

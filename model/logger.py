@@ -83,7 +83,7 @@ class RunLogger:
     """Writes the curves, samples and summary of a run; shows the progress bar.
 
     It reads step, times and losses from `state`, which the training loop updates. With run_dir
-    None, as in all processes but the main one, it does nothing. Close it at the end.
+    None, as in all processes but the main one, its methods do nothing. Close it at the end.
     """
 
     def __init__(
@@ -144,16 +144,22 @@ class RunLogger:
         val = "" if val_loss is None else f"{val_loss:.3f}"
         self.bar.set_postfix(loss=f"{loss:.3f}", val=val, chars_s=f"{self.chars_per_second():,.0f}")
 
-    def log_evaluation(self, step: int, val_loss: float, is_best: bool, sample: str) -> None:
-        """Log the validation loss and a sample to TensorBoard; print the loss."""
+    def log_evaluation(self, step: int, val_loss: float, is_best: bool) -> None:
+        """Log the validation loss to TensorBoard and print it."""
+        if self.run_dir is None:
+            return
         with self._disk_errors():
             self.writers["val"].add_scalar("loss", val_loss, step)
-            self.writers["val"].add_text("sample", _as_code(sample), step)
         speed = f"{self.chars_per_second():>9,.0f} characters/s"
         note = "  best so far" if is_best else ""
         with tqdm.external_write_mode(sys.stderr):
             line = f"step {step:>6}  validation loss {val_loss:.4f} {speed}{note}"
             print_line(line, sys.stderr)
+
+    def log_sample(self, step: int, sample: str) -> None:
+        """Log a text that the model wrote to TensorBoard."""
+        with self._disk_errors():
+            self.writers["val"].add_text("sample", _as_code(sample), step)
 
     def chars_per_second(self) -> float:
         """Training speed, without evaluations and saving."""

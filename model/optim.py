@@ -19,15 +19,18 @@ class OptimConfig:
     gradient_accumulation_steps: Annotated[
         int, "parts the batch is split into, to save memory", "[1, inf)"
     ] = 1
-    max_iters: Annotated[int, "optimizer steps", "[1, inf)"] = 2000
-    learning_rate: Annotated[float, "peak learning rate, of AdamW and Muon", "[0, 1e30]"] = 5e-3
-    weight_decay: Annotated[float, "weight decay of the matrices in the blocks", "[0, 1e30]"] = 0.0
+    max_iters: Annotated[int, "optimizer steps", "[1, inf)"] = 1250
+    learning_rate: Annotated[float, "peak learning rate, of AdamW and Muon", "[0, 1e30]"] = 7e-3
+    weight_decay: Annotated[float, "weight decay of the matrices in the blocks", "[0, 1e30]"] = 0.5
     warmup_iters: Annotated[int, "steps in which the learning rate rises", "[0, inf)"] = 20
     grad_clip: Annotated[float, "clip the gradient norm to this (0: never)", "[0, inf)"] = 1.0
 
 
 def learning_rate(step: int, config: OptimConfig) -> float:
-    """The learning rate at step 0 .. max_iters - 1: a short warmup, then a linear decay to zero."""
+    """The learning rate at step 0 .. max_iters - 1.
+
+    A linear decay from step 0 to zero at the end, capped by a linear warmup in the first steps.
+    """
     warmup = (step + 1) / (config.warmup_iters + 1)
     decay = 1 - step / config.max_iters
     return config.learning_rate * min(warmup, decay)

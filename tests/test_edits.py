@@ -168,27 +168,31 @@ class GELUInMLP(gpt.MLP):
 
 
 class SwiGLU(gpt.MLP):
-    def __init__(self, n_embd):
-        super().__init__(n_embd)
-        self.gate = nn.Linear(n_embd, 4 * n_embd, bias=False)
+    def __init__(self, config):
+        super().__init__(config)
+        self.gate = nn.Linear(config.n_embd, 4 * config.n_embd, bias=False)
 
     def forward(self, x_BTC):
         return self.proj(F.silu(self.gate(x_BTC)) * self.fc(x_BTC))
 
 
 class MLPWithBias(nn.Module):
-    def __init__(self, n_embd):
+    def __init__(self, config):
         super().__init__()
-        self.fc = nn.Linear(n_embd, 4 * n_embd, bias=True)
-        self.proj = nn.Linear(4 * n_embd, n_embd, bias=True)
+        self.fc = nn.Linear(config.n_embd, 4 * config.n_embd, bias=True)
+        self.proj = nn.Linear(4 * config.n_embd, config.n_embd, bias=True)
         nn.init.zeros_(self.proj.weight)
 
     forward = gpt.MLP.forward
 
 
 class DropoutInMLP(gpt.MLP):
+    def __init__(self, config):
+        super().__init__(config)
+        self.dropout = nn.Dropout(config.dropout + 0.2)
+
     def forward(self, x_BTC):
-        return self.proj(F.dropout(F.relu(self.fc(x_BTC)).square(), 0.2, self.training))
+        return self.proj(self.dropout(F.relu(self.fc(x_BTC)).square()))
 
 
 class BlockWithGains(gpt.Block):
@@ -215,9 +219,9 @@ class NoTokenShift(nn.Module):
 class UnusedLayer(gpt.MLP):
     """It exists, but its weights never get a gradient."""
 
-    def __init__(self, n_embd):
-        super().__init__(n_embd)
-        self.unused = nn.Linear(n_embd, n_embd)
+    def __init__(self, config):
+        super().__init__(config)
+        self.unused = nn.Linear(config.n_embd, config.n_embd)
 
 
 class GatedAttention(attention.Attention):

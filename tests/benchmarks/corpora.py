@@ -5,8 +5,8 @@
 
 from pathlib import Path
 
-from configs import read_toml
-from tests.benchmarks.peer import CPU_COMMAND, ROOT, arguments, machine, nanogpt, quill
+from model.optim import OptimConfig
+from tests.benchmarks.peer import CPU_COMMAND, arguments, machine, nanogpt, quill
 
 
 def main() -> None:
@@ -17,7 +17,7 @@ def main() -> None:
         f"{'nanoGPT wall':>12} {'loss':>7} | lower by"
     )
     for text in map(Path, args.texts):
-        steps, max_wall = read_toml(ROOT / "configs/cpu.toml")["max_iters"], float("inf")
+        steps, max_wall = OptimConfig().max_iters, float("inf")
         if args.nanogpt:
             theirs = nanogpt(args.nanogpt, text, *CPU_COMMAND)
             max_wall = theirs.wall
