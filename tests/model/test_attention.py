@@ -1,7 +1,5 @@
 """Tests of attention: the equation, the fused kernel, positions, the projections."""
 
-import math
-
 import pytest
 import torch
 from torch import nn
@@ -33,37 +31,39 @@ def random_qkv(T: int, S: int) -> list[torch.Tensor]:
 def attend_in_a_loop(q_TD, k_SD, v_SD, causal=False, scale=None, window=None):
     """Attention position by position, with no tensor operation larger than a dot product."""
     (T, D), S = q_TD.shape, len(k_SD)
-    out_TD = torch.zeros_like(q_TD)
+    outputs = []
     for t in range(T):
         end = S - T + t + 1 if causal else S
         visible = range(max(0, end - (window or S)), end)
-        exponentials = [math.exp(float(q_TD[t] @ k_SD[s]) * (scale or D**-0.5)) for s in visible]
-        for s, exponential in zip(visible, exponentials, strict=True):
-            out_TD[t] += exponential / sum(exponentials) * v_SD[s]
-    return out_TD
+        exponentials = [(q_TD[t] @ k_SD[s] * (scale or D**-0.5)).exp() for s in visible]
+        weights = [exponential / sum(exponentials) for exponential in exponentials]
+        outputs.append(sum(w * v_SD[s] for w, s in zip(weights, visible, strict=True)))
+    return torch.stack(outputs)
 
 
-@pytest.mark.parametrize("window", [None, 1, 3, 6, 7, 100])
-@pytest.mark.parametrize(("causal", "scale"), [(False, None), (True, None), (True, 0.3)])
-@pytest.mark.parametrize(("T", "S"), [(7, 7), (3, 7), (1, 7), (1, 1)])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"scale": 0.3},
+        {"causal": True},
+        {"causal": True, "window": 1},
+        {"causal": True, "window": 3, "scale": 0.3},
+        {"causal": True, "window": 7},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("T", [7, 3, 1])
 @pytest.mark.parametrize("attend_fn", [attend, fused_attend])
-def test_attention_equals_a_loop_over_positions(attend_fn, T, S, causal, scale, window):
-    window = window if causal else None
-    q, k, v = random_qkv(T, S)
-    expected = attend_in_a_loop(q[1, 2], k[1, 2], v[1, 2], causal, scale, window)
-    torch.testing.assert_close(attend_fn(q, k, v, causal, scale, window)[1, 2], expected)
-
-
-@pytest.mark.parametrize(("causal", "window"), [(False, None), (True, None), (True, 2)])
-@pytest.mark.parametrize(("T", "S"), [(8, 8), (3, 8), (1, 8)])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_fused_kernel_equals_the_equation_in_values_and_gradients(dtype, T, S, causal, window):
-    results = []
-    for attend_fn in (attend, fused_attend):
-        inputs = [x.to(dtype).requires_grad_() for x in random_qkv(T, S)]
-        out = attend_fn(*inputs, causal, window=window)
-        results.append((out, *torch.autograd.grad(out.sin().sum(), inputs)))
-    torch.testing.assert_close(*results)
+def test_attention_equals_a_loop_in_values_and_gradients(attend_fn, T, options):
+    inputs = [x.requires_grad_() for x in random_qkv(T, 7)]
+    outputs = (
+        attend_fn(*inputs, **options)[1, 2],
+        attend_in_a_loop(*(x[1, 2] for x in inputs), **options),
+    )
+    gradients = [torch.autograd.grad(out_TD.sin().sum(), inputs) for out_TD in outputs]
+    torch.testing.assert_close(*outputs)
+    torch.testing.assert_close(*gradients)
 
 
 @pytest.mark.parametrize("equation_up_to", [0, 512 * 512], ids=["kernel", "equation"])
@@ -135,17 +135,12 @@ class DoubledLinear(nn.Linear):
         return 2 * super().forward(x)
 
 
-@pytest.mark.parametrize("layer_type", [nn.Linear, DoubledLinear])
 @pytest.mark.parametrize("bias", [False, True])
-def test_linear_together_equals_single_layers_in_values_and_gradients(bias, layer_type):
+@pytest.mark.parametrize("layer_type", [nn.Linear, DoubledLinear])
+def test_linear_together_equals_single_layers(layer_type, bias):
     layers = [nn.Linear(6, 4, bias=False), nn.Linear(6, 9, bias=False), layer_type(6, 1, bias)]
-    x = torch.randn(2, 5, 6, requires_grad=True)
-    inputs = [x, *(weight for layer in layers for weight in layer.parameters())]
-    results = []
-    for outputs in (linear_together(x, *layers), [layer(x) for layer in layers]):
-        loss = sum(out.sin().sum() for out in outputs)
-        results.append((*outputs, *torch.autograd.grad(loss, inputs)))
-    torch.testing.assert_close(*results)
+    x = torch.randn(2, 5, 6)
+    torch.testing.assert_close(linear_together(x, *layers), [layer(x) for layer in layers])
 
 
 def random_attention() -> Attention:
@@ -185,26 +180,17 @@ def test_attention_is_blind_to_order_without_positions_and_not_with_them():
         assert torch.allclose(last, last_shuffled) == is_blind
 
 
-@pytest.mark.parametrize("shift", [1, 1000, 10**6])
-def test_shifting_the_whole_window_changes_nothing(shift):
+def test_shifting_the_whole_window_changes_nothing():
     attention, x = random_attention(), randn(1, 6, 12)
-    here, there = (attention(x, *rotation_angles(s, 6, 4, like=x)) for s in (0, shift))
+    here, there = (attention(x, *rotation_angles(s, 6, 4, like=x)) for s in (0, 10**6))
     torch.testing.assert_close(here, there, rtol=1e-7, atol=1e-7)
 
 
-@pytest.mark.parametrize("start", [0, 3, 10**4, 10**6, 10**9])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_each_pair_is_rotated_by_its_own_angle_per_character_however_far(dtype, start):
+@pytest.mark.parametrize("start", [0, 3, 10**9])
+def test_each_pair_is_rotated_by_its_own_angle_per_character_however_far(start):
     x, positions = randn(5, 6), range(start, start + 5)
     angles = [[t * 10000 ** (-e / 3) for e in range(3)] for t in positions]
     turned = torch.complex(x[:, :3], x[:, 3:]) * torch.tensor(angles, dtype=x.dtype).mul(1j).exp()
     expected = torch.cat((turned.real, turned.imag), dim=-1)
-    rotated = rotate(x.to(dtype), *rotation_angles(start, 5, 6, like=x.to(dtype)))
+    rotated = rotate(x.float(), *rotation_angles(start, 5, 6, like=x.float()))
     torch.testing.assert_close(rotated.double(), expected, rtol=0, atol=1e-6)
-
-
-def test_norm_gives_every_vector_mean_0_and_variance_1_and_keeps_its_direction():
-    x = 7 * randn(3, 9, 8) + 2
-    centered = x - x.mean(-1, keepdim=True)
-    expected = centered / centered.square().mean(-1, keepdim=True).sqrt()
-    torch.testing.assert_close(norm(x), expected, rtol=1e-4, atol=0)
