@@ -4,12 +4,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from model.attention import Cache
-from model.errors import UserError
-from model.gpt import GPT, Block, GPTConfig, TokenShift
+from model.gpt import GPT, Block, GPTConfig
 
 CONFIG = GPTConfig(n_layer=3, n_head=2, n_embd=16, block_size=12)
 NO_POSITIONS = torch.ones(5, 4).double(), torch.zeros(5, 4).double()  # angles of zero
@@ -50,17 +48,6 @@ def test_gradients_do_not_reach_future_characters():
         assert reached.tolist() == [True] * (t + 1) + [False] * (11 - t)
 
 
-def test_every_parameter_affects_the_logits():
-    model = random_gpt()
-    model(random_ids(2, 12)).square().sum().backward()
-    assert all(parameter.grad.any() for parameter in model.parameters())
-
-
-def test_untrained_network_gives_all_characters_the_same_probability():
-    logits_BTV = GPT(CONFIG, vocab_size=11)(random_ids(2, 12))
-    torch.testing.assert_close(logits_BTV.softmax(-1), torch.full((2, 12, 11), 1 / 11))
-
-
 def test_new_block_is_the_identity():
     x_BTC = torch.randn(2, 5, 16)
     assert torch.equal(Block(CONFIG)(x_BTC, torch.rand(5, 4), torch.rand(5, 4)), x_BTC)
@@ -73,23 +60,6 @@ def test_attention_mixes_positions_and_the_feed_forward_layer_does_not():
     assert not torch.allclose(block.attention(x_BTC[:, order], *NO_POSITIONS), mixed_BTC)
 
 
-def test_feed_forward_layer_is_a_squared_relu_between_two_matrices():
-    mlp, x_C = random_gpt().blocks[0].mlp, torch.randn(16).double()
-    hidden = (mlp.fc.weight @ x_C).clamp(min=0) ** 2
-    torch.testing.assert_close(mlp(x_C), mlp.proj.weight @ hidden)
-
-
-def test_token_shift_adds_a_mix_of_the_previous_two_positions():
-    shift, x_BTC = TokenShift(16), torch.randn(2, 5, 16)
-    assert torch.equal(shift(x_BTC), x_BTC)  # at first it adds nothing
-    nn.init.normal_(shift.mix_1)
-    nn.init.normal_(shift.mix_2)
-    expected = x_BTC.clone()
-    expected[:, 1:] += shift.mix_1 * x_BTC[:, :-1]
-    expected[:, 2:] += shift.mix_2 * x_BTC[:, :-2]
-    torch.testing.assert_close(shift(x_BTC), expected)
-
-
 def test_one_character_in_two_contexts_has_one_embedding_and_two_vectors():
     """As the word "bank" in an article."""
     model, seen = random_gpt(), {}
@@ -100,11 +70,8 @@ def test_one_character_in_two_contexts_has_one_embedding_and_two_vectors():
     assert not torch.allclose(seen["contextual"][0, 1], seen["contextual"][1, 3])
 
 
-CUTS = [[1] * 12, [5, 7], [7, 1, 4], [1] * 40, [12] * 3, [30, 1, 1, 8], [3, 37]]
-
-
-@pytest.mark.parametrize("block_size", [1, 2, 3, 12, 100])
-@pytest.mark.parametrize("cuts", CUTS)
+@pytest.mark.parametrize("block_size", [1, 2, 12, 100])
+@pytest.mark.parametrize("cuts", [[1] * 40, [12] * 3, [30, 1, 1, 8], [3, 37]])
 def test_cached_logits_equal_uncached_ones(cuts, block_size):
     """Also where the text is longer than block_size, and attention no longer sees all of it."""
     model, cache = random_gpt(block_size=block_size), Cache()
@@ -116,35 +83,8 @@ def test_cached_logits_equal_uncached_ones(cuts, block_size):
     assert remembered == 3 * [min(sum(cuts), block_size - 1)]  # no more than the next query sees
 
 
-def test_texts_with_a_cache_each_do_not_affect_one_another():
-    model, texts, caches = random_gpt(), random_ids(2, 1, 9), (Cache(), Cache())
-    names = set(model.state_dict())
-    for t in range(9):
-        logits = [model(ids_BT[:, t : t + 1], c) for ids_BT, c in zip(texts, caches, strict=True)]
-    torch.testing.assert_close(logits, [model(ids_BT)[:, -1:] for ids_BT in texts])
-    assert set(model.state_dict()) == names == {name for name, _ in model.named_parameters()}
-
-
 def test_dropout_is_for_training_only():
     model, ids_BT = random_gpt(dropout=0.5), random_ids(1, 9)
     assert torch.equal(model(ids_BT), model(ids_BT))
     model.train()
     assert not torch.equal(model(ids_BT), model(ids_BT))
-
-
-def test_network_can_memorize_a_text():
-    torch.manual_seed(0)
-    model, text_BT = GPT(CONFIG, vocab_size=11), random_ids(1, 13)
-    adam = torch.optim.Adam(model.parameters(), lr=1e-2)
-    for _ in range(100):
-        loss = F.cross_entropy(model(text_BT[:, :-1])[0], text_BT[0, 1:])
-        adam.zero_grad()
-        loss.backward()
-        adam.step()
-    assert loss.item() < 0.05
-
-
-@pytest.mark.parametrize(("n_embd", "n_head"), [(30, 4), (12, 4)])
-def test_sizes_that_do_not_fit_are_refused(n_embd, n_head):
-    with pytest.raises(UserError, match="n_head"):
-        GPTConfig(n_embd=n_embd, n_head=n_head)
