@@ -4,6 +4,7 @@ import hashlib
 import io
 import os
 import random
+from math import inf, nan
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -19,9 +20,8 @@ from model.optim import OptimConfig, make_optimizers
 STATE = Checkpoint({"lr": 1e-3}, "\n aé中😀", model={"w": torch.ones(2, 3)}, step=7, val_loss=0.1)
 OPTIMIZERS = {
     "Muon and AdamW": lambda model: make_optimizers(model, OptimConfig(), torch.float32),
-    "AdamW": lambda model: [torch.optim.AdamW(model.named_parameters(), amsgrad=True)],
     "SGD": lambda model: [torch.optim.SGD(model.named_parameters(), lr=0.1, momentum=0.9)],
-    "Adagrad": lambda model: [torch.optim.Adagrad(model.named_parameters())],
+    "Adafactor": lambda model: [torch.optim.Adafactor(model.named_parameters())],
 }
 
 
@@ -92,18 +92,8 @@ def test_optimizer_states_of_other_parameters_are_refused(name, change):
         restore(state, model, optimizers, scaler)
 
 
-def test_pytorchs_message_is_passed_on_for_a_state_dict_that_does_not_fit():
-    state, model = trained("SGD")[-1], make_model(n_embd=12)
-    with pytest.raises(RuntimeError) as torch_error:
-        model.load_state_dict(state.model)
-    with pytest.raises(UserError) as error:
-        restore(state, model)
-    assert str(torch_error.value) in str(error.value)
-
-
-@pytest.mark.parametrize("number", [float("nan"), float("inf")])
-@pytest.mark.parametrize("where", ["weights", "optimizer state"])
-def test_numbers_that_are_not_finite_are_never_captured(number, where):
+@pytest.mark.parametrize(("where", "number"), [("weights", inf), ("optimizer state", nan)])
+def test_numbers_that_are_not_finite_are_never_captured(where, number):
     model, optimizers, scaler, _ = trained("SGD")
     weight = model.head.weight
     tensor = weight if where == "weights" else optimizers[0].state[weight]["momentum_buffer"]
@@ -147,11 +137,3 @@ def test_running_out_of_memory_is_not_reported_as_damage(path, monkeypatch):
     monkeypatch.setattr(torch, "load", Mock(side_effect=RuntimeError("can't allocate memory")))
     with pytest.raises(RunError, match=r"out of memory\. .*last\.pt does not fit"):
         load(path)
-
-
-def test_a_full_disk_leaves_the_previous_checkpoint_intact(path, monkeypatch):
-    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(28, "No space left")))
-    with pytest.raises(RunError, match="No space"):
-        save(Checkpoint(), path)
-    assert load(path).step == 7
-    assert os.listdir(path.parent) == ["last.pt"]
