@@ -4,6 +4,7 @@ import datetime
 import re
 import tomllib
 from dataclasses import field, make_dataclass
+from math import inf, nan
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -27,42 +28,8 @@ def one_key_config(hint: Any, default: Any = None) -> type:
     return make_dataclass("Config", [("group", group, field(default_factory=group))], frozen=True)
 
 
-def from_toml(config_class: type, toml: str, *flags: str) -> Any:
-    parser = configs.make_parser(config_class, usage="", description="")
-    given_flags = configs.parse_flags(parser, list(flags), config_keys(config_class))
-    return make_config(config_class, tomllib.loads(toml) | given_flags)
-
-
 def from_command_line(*argv: str) -> TrainConfig:
     return configs.load_config(parse_train_command(list(argv)))
-
-
-@pytest.mark.parametrize(
-    ("kind", "default", "value", "flags"),
-    [
-        (int, 1, 2, ["--key", "2"]),
-        (float, 0.5, 2.0, ["--key", "2"]),
-        (bool, False, True, ["--key"]),
-        (bool, True, False, ["--no-key"]),
-        (str, "a", "-b = c", ["--key=-b = c"]),
-        (Literal["a", "b"], "a", "b", ["--key", "b"]),
-        (Literal[1, 2], 1, 2, ["--key", "2"]),
-    ],
-)
-@pytest.mark.parametrize("optional", [False, True])
-@pytest.mark.parametrize("texts", [(), ("100 % help",), ("[0, 9]",), ("help", "[0, 9]")])
-def test_each_key_type_is_read_from_flags_and_toml(kind, default, value, flags, optional, texts):
-    hint = kind | None if optional else kind
-    hint = Annotated[hint, *texts] if texts else hint
-    config_class = one_key_config(hint, None if optional else default)
-    assert from_toml(config_class, "") == config_class()
-    config = make_config(config_class, {"key": value})
-    assert repr(config.group.key) == repr(value)
-    for before in (config_class(), make_config(config_class, {"key": default}), config):
-        assert from_toml(config_class, to_toml(before)) == before
-        assert from_toml(config_class, to_toml(before), *flags) == config
-    help_text = configs.make_parser(config_class, usage="", description="").format_help()
-    assert all(text in help_text for text in texts if kind in (int, float))
 
 
 @pytest.mark.parametrize("kind", [int, float, bool, str, Literal["a"], Literal[1]])
@@ -79,23 +46,28 @@ def test_a_value_of_another_type_is_refused(kind, value):
                 make_config(config_class, {"key": value})
 
 
-@pytest.mark.parametrize("texts", [("[0, 2]",), ("(0, 2)",), ("help", "[0, 2)"), ("", "(0, 2]")])
-@pytest.mark.parametrize("kind", [int, float, int | None, float | None])
-def test_a_number_outside_its_interval_is_refused(kind, texts):
-    config_class = one_key_config(Annotated[kind, *texts])
-    inside = {0: "[" in texts[-1], 1: True, 2: "]" in texts[-1]}
+@pytest.mark.parametrize("interval", ["[0, 2]", "(0, 2)", "[0, 2)", "(0, 2]"])
+@pytest.mark.parametrize("kind", [int, float])
+def test_a_number_outside_its_interval_is_refused(kind, interval):
+    config_class = one_key_config(Annotated[kind, interval])
+    inside = {0: "[" in interval, 1: True, 2: "]" in interval}
     for value in (-1, 0, 1, 2, 3, -(10**400), 10**400):
         if inside.get(value, False):
-            assert from_toml(config_class, "", "--key", str(value)).group.key == value
+            assert make_config(config_class, {"key": value}).group.key == value
         else:
-            with pytest.raises(UserError, match=r"key is .* must be in [\[(]0, 2[\])]"):
+            with pytest.raises(UserError, match=f"key is .* in {re.escape(interval)}"):
                 make_config(config_class, {"key": value})
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 2**63, -(2**64)])
+@pytest.mark.parametrize("value", [nan, inf, -inf, 2**63, -(2**64)])
 def test_a_number_that_toml_cannot_hold_is_refused(value):
     with pytest.raises(UserError, match="key is "):
         make_config(one_key_config(type(value)), {"key": value})
+
+
+def test_help_may_contain_a_percent_sign():
+    config_class = one_key_config(Annotated[int, "100 % help"], 1)
+    assert "100 % help" in configs.make_parser(config_class, usage="", description="").format_help()
 
 
 @pytest.mark.parametrize("hint", [list[int], dict, Path, Any, int | str, int | str | None])
@@ -117,8 +89,8 @@ train_values = {
 @example({"data": '\x7f\x85\\"'})
 def test_a_config_survives_toml_and_dict(values):
     config = make_config(TrainConfig, values)
-    assert from_toml(TrainConfig, to_toml(config)) == config
-    assert make_config(TrainConfig, to_dict(config)) == config
+    for saved in (tomllib.loads(to_toml(config)), to_dict(config)):
+        assert make_config(TrainConfig, saved) == config
 
 
 def test_flags_override_the_preset_and_the_preset_overrides_defaults():
@@ -127,16 +99,6 @@ def test_flags_override_the_preset_and_the_preset_overrides_defaults():
     assert (config.model.n_layer, config.model.n_embd, config.data.data) == (5, 96, "/é")
     assert config.model.n_head == 6  # does not divide the default n_embd, but the preset's
     assert config.model.block_size == TrainConfig().model.block_size
-
-
-def test_a_resumed_config_is_the_saved_one_changed_by_the_flags():
-    saved = to_dict(make_config(TrainConfig, {"n_layer": 3, "max_iters": 7, "eval_interval": 5}))
-    command = parse_train_command(["--resume", "run", "--max_iters", "9"])
-    expected = make_config(TrainConfig, saved | {"max_iters": 9})
-    assert configs.load_config(command, saved) == expected
-    for name in ("n_layer", "learning_rate", "seed", "encoding", "out_dir"):
-        with pytest.raises(UserError, match=rf"^{name} cannot be changed"):
-            parse_train_command(["--resume", "run", f"--{name}", "1"])
 
 
 def test_the_data_path_is_made_absolute():
@@ -169,20 +131,14 @@ def test_help_lists_every_key_with_its_interval_and_default(capsys, monkeypatch)
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--n_layr", "3"], "'n_layr'. Did you mean n_layer?"),  # 3 is not read as a preset
-        (["p.toml", "--n-layer=3"], "'n-layer'. Did you mean n_layer?"),
-        (["--n_lay", "3"], "n_layer"),
+        (["--n-layer=3"], "'n-layer'. Did you mean n_layer?"),
         (["-n_layer", "3"], "-n_layer"),
-        (["--compile", "maybe"], "--compile: invalid choice"),
         (["--encoding", "base64"], "base64"),
-        (["--data", ""], "data is empty"),
         (["--data", "\udcff"], "valid Unicode"),
         (["--data", "a\0b"], "valid Unicode"),
-        (["a.toml", "b.toml"], "b.toml"),
-        (["a.toml", "--resume", "missing"], "Leave out 'a.toml'"),
     ],
 )
-def test_a_wrong_command_line_is_refused(argv, message):
+def test_a_wrong_flag_is_refused(argv, message):
     with pytest.raises(UserError, match=re.escape(message)):
         from_command_line(*argv)
 
@@ -190,15 +146,14 @@ def test_a_wrong_command_line_is_refused(argv, message):
 @pytest.mark.parametrize(
     ("toml", "message"),
     [
-        (b"n_layr = 3", "'n_layr'. Did you mean n_layer?"),
         (b"[model]\nn_layer = 3", "'model'"),
         (b"x = " + b"[" * 5000, "p.toml is not valid TOML"),
         (b"\xff\xfe\x00", "p.toml is not valid TOML"),
         (b"seed = 0x" + b"f" * 5000, "seed"),
     ],
-    ids=lambda value: str(value[:20]),
+    ids=["table", "brackets", "bytes", "number"],
 )
 def test_a_wrong_preset_is_refused(toml, message):
     Path("p.toml").write_bytes(toml)
-    with pytest.raises(UserError, match=re.escape(message)):
+    with pytest.raises(UserError, match=message):
         from_command_line("p.toml")
