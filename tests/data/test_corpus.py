@@ -1,8 +1,8 @@
 """Tests of the corpus: every character kept, every prediction once, prepared files on disk."""
 
+import itertools
 import os
 from pathlib import Path
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from data import corpus
 from data.corpus import Corpus, DataConfig, open_corpus
 from data.text import read_text
-from model.errors import RunError, UserError
+from model.errors import UserError
 
 
 def open_path(path, block_size: int = 4, vocab: str | None = None, **values) -> Corpus:
@@ -33,7 +33,7 @@ def write_numbered_text(length: int) -> Path:
     return path
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(st.text(st.characters(codec="utf-8"), min_size=60), st.integers(4, 9))
 def test_a_text_is_kept_exactly_at_any_chunk_size(tmp_path_factory, text, chunk):
     folder = tmp_path_factory.mktemp("corpus")
@@ -108,18 +108,6 @@ def test_ids_are_those_of_a_given_larger_vocabulary(text_file):
         open_path(text_file, vocab="abc")
 
 
-def test_a_batch_is_a_function_of_seed_and_step(text_file):
-    opened = open_path(text_file)
-    x_BT, y_BT = opened.batch(16, 8, seed=1, step=5, rows=slice(None))
-    assert x_BT.shape == y_BT.shape == (8, 16)
-    for rows in (slice(None), slice(0, 4), slice(4, 8), slice(2, 3)):
-        part, _ = opened.batch(16, 8, seed=1, step=5, rows=rows)
-        assert torch.equal(part, x_BT[rows])
-    for seed, step in ((1, 6), (2, 5)):
-        other, _ = opened.batch(16, 8, seed, step, slice(None))
-        assert not torch.equal(other, x_BT)
-
-
 def test_batches_are_windows_of_the_training_split_up_to_both_ends():
     opened = open_path(write_numbered_text(60), block_size=8, val_fraction=0.4)
     starts = set()
@@ -141,28 +129,26 @@ def test_an_epoch_uses_every_window_once(length, block_size, seed, epoch):
     assert targets.max() < length
 
 
-def test_every_epoch_has_its_own_order():
-    orders = [np.argsort(corpus.shuffled_windows(10_000, 10, 1, epoch)) for epoch in range(3)]
-    for order in (*orders, orders[0][orders[1]], orders[1][orders[2]]):
-        assert abs(np.corrcoef(order, np.arange(len(order)))[0, 1]) < 0.15
+def test_the_order_of_windows_is_random_and_different_in_every_epoch_and_for_every_seed():
+    keys = [(1, 0), (1, 1), (1, 2), (2, 0)]
+    orders = [np.argsort(corpus.shuffled_windows(10_000, 10, seed, epoch)) for seed, epoch in keys]
+    for a, b in itertools.combinations([np.arange(len(orders[0])), *orders], 2):
+        assert abs(np.corrcoef(a, b)[0, 1]) < 0.15
 
 
-def test_the_order_of_windows_does_not_depend_on_the_batch_size():
+def test_the_order_of_windows_depends_on_the_seed_but_not_on_batch_size_and_rows():
     opened = open_path(write_numbered_text(640), block_size=8)
-    per_epoch = len(corpus.shuffled_windows(len(opened.train), 8, 1, 0))
-
-    def starts(batch_size: int) -> list[int]:
-        steps = range(3 * per_epoch // batch_size)
-        batches = [opened.batch(8, batch_size, 1, step, slice(None))[0] for step in steps]
-        return torch.cat(batches)[:, 0].tolist()
-
-    for batch_size in (2, 3, per_epoch + 1):
-        dealt = starts(batch_size)
-        assert dealt == starts(1)[: len(dealt)]
-    assert starts(1)[:per_epoch] != starts(1)[per_epoch : 2 * per_epoch]
+    windows_NT, _ = opened.batch(8, 240, seed=1, step=0, rows=slice(None))  # of several epochs
+    other_NT, _ = opened.batch(8, 240, seed=2, step=0, rows=slice(None))
+    assert not torch.equal(windows_NT, other_NT)
+    for batch_size, step in ((1, 7), (2, 100), (80, 2)):
+        batch_BT = windows_NT[step * batch_size : (step + 1) * batch_size]
+        for rows in (slice(None), slice(1), slice(batch_size // 2, batch_size)):
+            x_BT, _ = opened.batch(8, batch_size, seed=1, step=step, rows=rows)
+            assert torch.equal(x_BT, batch_BT[rows])
 
 
-@pytest.mark.parametrize("block_size", [1, 3, 8, 16, 63])
+@pytest.mark.parametrize("block_size", [1, 8, 63])
 def test_validation_predicts_every_character_but_the_first_once(block_size):
     opened = open_path(write_numbered_text(640), block_size=block_size)
     targets = []
@@ -181,16 +167,6 @@ def test_a_huge_validation_split_is_evaluated_at_even_distances(monkeypatch):
     assert starts[0] == 0
     assert starts[-1] + 16 > len(opened.val) - 1
     assert "evaluated on 80 of them" in opened.describe(8)
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "No space left")])
-def test_an_interrupted_preparation_or_a_full_disk_leaves_nothing(text_file, monkeypatch, error):
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", Mock(side_effect=error))
-        with pytest.raises((KeyboardInterrupt, RunError), match=r"^$|npy cannot .*No space left"):
-            open_path(text_file)
-    assert not os.listdir(corpus.PREPARED)
-    assert text_of(open_path(text_file)) == text_file.read_text()
 
 
 @pytest.mark.parametrize("length", [0, 5, -500, -32, None])

@@ -8,12 +8,11 @@ import subprocess
 import urllib.request
 import zipfile
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 
 from data import download
-from model.errors import RunError, UserError
+from model.errors import UserError
 
 TEXT = b"First Citizen:\nBefore we proceed any further, hear me speak.\n"
 
@@ -62,11 +61,3 @@ def test_the_error_if_both_sources_fail_names_data(path, monkeypatch, sources):
     with pytest.raises(UserError, match="--data"):
         download.tiny_shakespeare()
     assert not path.exists()
-
-
-def test_a_full_disk_leaves_nothing(path, monkeypatch):
-    serve(monkeypatch, TEXT, None)
-    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(28, "No space left")))
-    with pytest.raises(RunError, match=r"tinyshakespeare\.txt cannot be written"):
-        download.tiny_shakespeare()
-    assert not os.listdir(path.parent)
