@@ -41,28 +41,17 @@ def attend_in_a_loop(q_TD, k_SD, v_SD, causal=False, scale=None, window=None):
     return torch.stack(outputs)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"scale": 0.3},
-        {"causal": True},
-        {"causal": True, "window": 1},
-        {"causal": True, "window": 3, "scale": 0.3},
-        {"causal": True, "window": 7},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("window", [None, 1, 3, 7])
+@pytest.mark.parametrize(("causal", "scale"), [(False, None), (True, None), (True, 0.3)])
 @pytest.mark.parametrize("T", [7, 3, 1])
 @pytest.mark.parametrize("attend_fn", [attend, fused_attend])
-def test_attention_equals_a_loop_in_values_and_gradients(attend_fn, T, options):
+def test_attention_equals_a_loop_in_values_and_gradients(attend_fn, T, causal, scale, window):
+    options = {"causal": causal, "scale": scale, "window": window if causal else None}
     inputs = [x.requires_grad_() for x in random_qkv(T, 7)]
-    outputs = (
-        attend_fn(*inputs, **options)[1, 2],
-        attend_in_a_loop(*(x[1, 2] for x in inputs), **options),
-    )
-    gradients = [torch.autograd.grad(out_TD.sin().sum(), inputs) for out_TD in outputs]
-    torch.testing.assert_close(*outputs)
+    out_TD = attend_fn(*inputs, **options)[1, 2]
+    expected_TD = attend_in_a_loop(*(x[1, 2] for x in inputs), **options)
+    torch.testing.assert_close(out_TD, expected_TD)
+    gradients = [torch.autograd.grad(x.sin().sum(), inputs) for x in (out_TD, expected_TD)]
     torch.testing.assert_close(*gradients)
 
 
@@ -135,12 +124,11 @@ class DoubledLinear(nn.Linear):
         return 2 * super().forward(x)
 
 
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("layer_type", [nn.Linear, DoubledLinear])
-def test_linear_together_equals_single_layers(layer_type, bias):
-    layers = [nn.Linear(6, 4, bias=False), nn.Linear(6, 9, bias=False), layer_type(6, 1, bias)]
-    x = torch.randn(2, 5, 6)
-    torch.testing.assert_close(linear_together(x, *layers), [layer(x) for layer in layers])
+def test_linear_together_equals_single_layers():
+    plain, biased, x = nn.Linear(6, 4, bias=False), nn.Linear(6, 9), torch.randn(2, 5, 6)
+    doubled = DoubledLinear(6, 9, bias=False)
+    for layers in ([plain, plain], [plain, biased], [plain, doubled]):
+        torch.testing.assert_close(linear_together(x, *layers), [layer(x) for layer in layers])
 
 
 def random_attention() -> Attention:
