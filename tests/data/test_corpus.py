@@ -14,6 +14,7 @@ from data import corpus
 from data.corpus import Corpus, DataConfig, open_corpus
 from data.text import read_text
 from model.errors import UserError
+from tests.conftest import LINES
 
 
 def open_path(path, block_size: int = 4, vocab: str | None = None, **values) -> Corpus:
@@ -50,11 +51,10 @@ def test_a_text_is_kept_exactly_at_any_chunk_size(tmp_path_factory, text, chunk)
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-16-le", "utf-32-be"])
 def test_one_byte_order_mark_is_dropped(text_file, encoding):
-    text = text_file.read_text()
     mark = "" if encoding == "utf-16" else "\ufeff"  # Python writes that of utf-16
-    text_file.write_bytes((mark + text).encode(encoding))
-    assert text_of(open_path(text_file, encoding=encoding)) == text
-    assert read_text(text_file, encoding) == text
+    text_file.write_bytes((mark + LINES).encode(encoding))
+    assert text_of(open_path(text_file, encoding=encoding)) == LINES
+    assert read_text(text_file, encoding) == LINES
 
 
 def test_latin_1_reads_any_bytes(text_file):
@@ -84,26 +84,23 @@ def test_the_first_byte_that_is_not_utf_8_is_named(text_file, monkeypatch, at):
 
 
 def test_prepared_ids_are_used_again_for_the_same_text_only(text_file, monkeypatch):
-    text = text_file.read_text()
     opened = open_path(text_file)
     with monkeypatch.context() as patch:
         patch.setattr(corpus, "_prepare", None)
         moved = text_file.rename(text_file.with_name("moved.txt"))
-        assert text_of(open_path(moved)) == text
-    text_file.write_text(text[::-1])
-    reversed_text = open_path(text_file)
-    assert text_of(reversed_text) == text[::-1]
-    assert text_of(opened) == text
-    assert reversed_text.sha256 != opened.sha256
-    assert reversed_text.sha256 != open_path(text_file, encoding="latin-1").sha256
+        assert text_of(open_path(moved)) == LINES
+    text_file.write_text(LINES[::-1])
+    changed = open_path(text_file)
+    assert text_of(changed) == LINES[::-1]
+    assert text_of(opened) == LINES
+    assert len({x.sha256 for x in (opened, changed, open_path(text_file, encoding="cp1252"))}) == 3
 
 
 def test_ids_are_those_of_a_given_larger_vocabulary(text_file):
-    text = text_file.read_text()
-    vocab = "".join(sorted(set(text) | set("xyzé"), reverse=True))
+    vocab = "".join(sorted(set(LINES) | set("xyzé"), reverse=True))
     opened = open_path(text_file, vocab=vocab)
     assert opened.tokenizer.vocab == vocab
-    assert text_of(opened) == text
+    assert text_of(opened) == LINES
     with pytest.raises(UserError, match="not in the vocabulary"):
         open_path(text_file, vocab="abc")
 
@@ -176,15 +173,15 @@ def test_a_damaged_prepared_file_is_made_again(text_file, length):
     content = bytearray(prepared.read_bytes())
     content[400] ^= length is None  # flips a bit
     prepared.write_bytes(content[:length])
-    assert text_of(open_path(text_file)) == text_file.read_text()
+    assert text_of(open_path(text_file)) == LINES
 
 
-@pytest.mark.parametrize("change", [lambda text: text[::-1], lambda text: text + "é"])
-def test_a_text_that_changes_while_it_is_read_is_refused(text_file, monkeypatch, change):
-    changed_text, encode = change(text_file.read_text()), corpus.CharTokenizer.encode
+@pytest.mark.parametrize("addition", ["a", "é"])  # known and unknown to the vocabulary
+def test_a_text_that_changes_while_it_is_read_is_refused(text_file, monkeypatch, addition):
+    encode = corpus.CharTokenizer.encode
 
     def change_and_encode(self, text, name="the text"):
-        text_file.write_text(changed_text)
+        text_file.write_text(LINES + addition)
         return encode(self, text, name)
 
     monkeypatch.setattr("data.text.CHUNK", 1000)
