@@ -39,9 +39,3 @@ def test_ids_have_the_smallest_dtype_that_fits(size, dtype):
     ids = CharTokenizer(vocab).encode(vocab)
     assert ids.dtype == dtype
     assert (ids == np.arange(size)).all()
-
-
-@pytest.mark.parametrize("vocab", ["", "aa", "aba"])
-def test_a_vocabulary_has_each_character_once(vocab):
-    with pytest.raises(ValueError, match="vocabulary"):
-        CharTokenizer(vocab)
