@@ -3,7 +3,6 @@
 import hashlib
 import io
 import os
-import random
 from math import inf, nan
 from pathlib import Path
 from unittest.mock import Mock
@@ -100,18 +99,6 @@ def test_numbers_that_are_not_finite_are_never_captured(where, number):
     tensor.data[0, 0] = number
     with pytest.raises(RunError, match="no longer finite"):
         capture(Checkpoint(), model, optimizers, scaler)
-
-
-def test_a_truncated_file_or_a_flipped_bit_is_refused(path):
-    content, rng = path.read_bytes(), random.Random(0)
-    size = len(content)
-    for at in [0, 31, 32, 40, size - 33, size - 1, *rng.sample(range(size), 100)]:
-        flipped = bytearray(content)
-        flipped[at] ^= 1 << rng.randrange(8)
-        for damaged in (content[:at], flipped):
-            path.write_bytes(damaged)
-            with pytest.raises(UserError, match=r"last\.pt is not a checkpoint .* damaged"):
-                load(path)
 
 
 class Trap:
