@@ -1,17 +1,16 @@
-"""Tests of error reports, signals, terminal output, atomic writes and the divergence check."""
+"""Tests of error reports, signals, terminal output and atomic writes."""
 
 import io
 import os
 import signal
 import sys
 import unicodedata
-from math import inf, nan
 
 import pytest
 import torch
 
 from model import errors
-from model.errors import DivergenceCheck, RunError, UserError, atomic_write, catch_signals
+from model.errors import RunError, UserError, atomic_write, catch_signals
 
 OUT_OF_MEMORY = "error: out of memory. Use a smaller --batch_size.\n"
 
@@ -106,14 +105,3 @@ def test_atomic_write_replaces_the_file_only_when_it_is_complete(tmp_path, error
     assert path.read_bytes() == (b"new content" if error is None else b"old")
     assert (tmp_path / "link").read_bytes() == b"old"  # it was not written in place
     assert sorted(os.listdir(tmp_path)) == ["file", "link"]
-
-
-@pytest.mark.parametrize(("loss", "norm"), [(nan, 1.0), (-inf, nan), (1.0, inf)])
-def test_divergence_check_names_the_first_bad_step(loss, norm):
-    check, name = DivergenceCheck(), "gradient norm" if loss == 1.0 else "training loss"
-    for step in range(3):
-        check.add(step, 0.25, torch.tensor(1.0), torch.tensor(1.0))
-    check.check()
-    with pytest.raises(RunError, match=rf"the {name} .* at step 3 \(learning rate 0\.25\)"):
-        for step in range(3, 1000):  # it looks by itself now and then
-            check.add(step, 0.25, torch.tensor(loss), torch.tensor(norm))
