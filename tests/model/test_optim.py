@@ -9,22 +9,14 @@ from model.optim import Muon, OptimConfig, learning_rate, make_optimizers, ortho
 
 
 def make_model() -> GPT:
-    return GPT(GPTConfig(n_layer=2, n_head=2, n_embd=16, block_size=8), vocab_size=7)
-
-
-def tied(model: GPT) -> None:
-    model.head.weight = model.embedding.weight
-
-
-def with_a_new_layer(model: GPT) -> None:
+    """With new layers, one of them a stack of matrices; one block is frozen."""
+    model = GPT(GPTConfig(n_layer=2, n_head=2, n_embd=16, block_size=8), vocab_size=7)
     for block in model.blocks:
         block.gate = nn.Linear(16, 3)
         block.experts = nn.Parameter(torch.randn(2, 16, 4))
     model.positions = nn.Embedding(8, 16)
-
-
-def without_some_gradients(model: GPT) -> None:
     model.blocks[0].requires_grad_(False)
+    return model
 
 
 def optimizer_step(model: GPT, config: OptimConfig, make_grad) -> dict[str, torch.Tensor]:
@@ -63,11 +55,9 @@ def test_the_learning_rate_rises_and_then_falls_to_zero(warmup):
     assert learning_rate(100, config) == 0
 
 
-@pytest.mark.parametrize("change", [tied, with_a_new_layer, without_some_gradients])
-def test_one_learning_rate_serves_both_optimizers(change):
+def test_one_learning_rate_serves_both_optimizers():
     """The root mean square of a step is about the learning rate, and at most that."""
     model = make_model()
-    change(model)
     before = optimizer_step(model, OptimConfig(learning_rate=0.01), torch.randn_like)
     for name, parameter in model.named_parameters():
         rms = (parameter - before[name]).square().mean().sqrt().item()
@@ -76,13 +66,12 @@ def test_one_learning_rate_serves_both_optimizers(change):
 
 def test_weight_decay_shrinks_only_the_matrices_of_the_blocks():
     model, config = make_model(), OptimConfig(learning_rate=0.1, weight_decay=0.5)
-    with_a_new_layer(model)
     for parameter in model.parameters():
         nn.init.normal_(parameter)
     before = optimizer_step(model, config, torch.zeros_like)
     for name, now in model.named_parameters():
-        factor = 1 - 0.1 * 0.5 if name.startswith("blocks.") and now.ndim >= 2 else 1.0
-        torch.testing.assert_close(now, factor * before[name])
+        is_block_matrix = name.startswith("blocks.1.") and now.ndim >= 2  # block 0 is frozen
+        torch.testing.assert_close(now, (1 - 0.1 * 0.5 * is_block_matrix) * before[name])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
