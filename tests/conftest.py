@@ -1,7 +1,10 @@
 """Shared by the tests: an empty working directory, a small text, a tiny training run."""
 
+import contextlib
 import json
 import os
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
@@ -25,6 +28,7 @@ hypothesis.settings.load_profile("quill")
 # of one process in one second would be misordered when the counter goes from 9 to 10.
 event_file_writer._global_uid = event_file_writer.AtomicCounter(10**9)
 
+ROOT = Path(__file__).parent.parent
 LINES = "".join(
     f"{who}:\nThe {what} is {how} - and so am I.\n\n"
     for who in ("KATE", "PETER", "ANNE", "TOM")
@@ -37,13 +41,20 @@ TINY = [
 ]
 
 
+@contextlib.contextmanager
+def working_in(folder: Path) -> Iterator[Path]:
+    """Make `folder` the working directory and keep prepared texts there, too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(corpus, "PREPARED", folder / "prepared")
+        yield folder
+
+
 @pytest.fixture(autouse=True)
-def elsewhere(tmp_path_factory, monkeypatch) -> Path:
-    """The test's own working directory; prepared texts are kept there, too."""
-    folder = tmp_path_factory.mktemp("here")
-    monkeypatch.chdir(folder)
-    monkeypatch.setattr(corpus, "PREPARED", folder / "prepared")
-    return folder
+def elsewhere(tmp_path_factory) -> Iterator[Path]:
+    """The test's own working directory."""
+    with working_in(tmp_path_factory.mktemp("here")) as folder:
+        yield folder
 
 
 @pytest.fixture
@@ -57,6 +68,18 @@ def text_file(elsewhere) -> Path:
 def tiny(text_file):
     """Train a tiny network: tiny("--max_iters", "20") returns the exit status."""
     return lambda *flags: train.main(["--data", str(text_file), *TINY, *flags])
+
+
+@pytest.fixture(scope="session")
+def trained_run(tmp_path_factory) -> Path:
+    """A run directory, trained once for all tests; its text is gone. Copy it to change it."""
+    flags = ["--max_iters", "20", "--learning_rate", "0.02", "--warmup_iters", "1"]
+    with working_in(tmp_path_factory.mktemp("trained")) as folder:
+        Path("text.txt").write_text(LINES, "utf-8")
+        assert train.main(["--data", "text.txt", *TINY, *flags, "--out_dir", "run"]) == 0
+        Path("text.txt").unlink()
+        shutil.rmtree(corpus.PREPARED)
+    return folder / "run"
 
 
 def curve(run_dir: Path, split: str, tag: str = "loss") -> list[tuple[int, float]]:
