@@ -4,28 +4,25 @@ import copy
 import itertools
 import math
 import os
+import re
 import shutil
-import subprocess
 import sys
-from datetime import datetime
+import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import train
 from configs import read_toml
 from data.corpus import DataConfig, open_corpus
-from model import checkpoint, logger
+from model import checkpoint
 from model.device import seed_torch
 from model.gpt import GPT, GPTConfig
-from tests.conftest import TINY, curve, summary
+from tests.conftest import curve, summary
 
-ROOT = Path(__file__).parent.parent
-STEPS = ["--max_iters", "24", "--eval_interval", "8", "--log_interval", "1"]
+STEPS = ["--max_iters", "16", "--eval_interval", "8", "--log_interval", "1"]
 
 
 def equal(a, b) -> bool:
@@ -57,11 +54,6 @@ def assert_similar(a: Path, b: Path) -> None:
     for split, tag in (("train", "loss"), ("train", "grad_norm"), ("val", "loss")):
         values, expected = ([value for _, value in curve(run, split, tag)] for run in (a, b))
         assert values == pytest.approx(expected, rel=1e-3)
-
-
-def copy_run(source: str, target: str):
-    """An action for `at_steps`: copy the run directory as SIGKILL would leave it at this moment."""
-    return lambda parameters: shutil.copytree(source, target)
 
 
 def at_steps(monkeypatch, steps, action) -> None:
@@ -146,17 +138,16 @@ def test_an_overflow_skips_the_step_of_all_optimizers_and_halves_the_scale(tiny,
     assert checkpoint.load("run/last.pt").scaler["scale"] == 512
 
 
-@pytest.mark.parametrize(("overflows", "status"), [(19, 0), (20, 1)])
-def test_at_most_19_overflows_in_a_row_are_tolerated(tiny, monkeypatch, capsys, overflows, status):
+def test_at_most_19_overflows_in_a_row_are_tolerated(tiny, monkeypatch, capsys):
     use_scaler(monkeypatch)
-    overflow_at(monkeypatch, [*range(10), *range(11, 11 + overflows)])
-    assert tiny("--max_iters", "40", "--out_dir", "run") == status
-    assert ("gradient norm became" in capsys.readouterr().err) == (status == 1)
+    overflow_at(monkeypatch, [*range(19), *range(20, 40)])
+    assert tiny("--max_iters", "50") == 1
+    assert re.search("gradient norm became .* at step 39 ", capsys.readouterr().err)
 
 
 def test_a_compiled_run_resumes_exactly_and_equals_an_eager_run(tiny, monkeypatch, capsys):
     flags = [*STEPS, "--n_layer", "1", "--dropout", "0.2", "--dtype", "float32"]
-    at_steps(monkeypatch, [13], copy_run("whole", "killed"))
+    at_steps(monkeypatch, [13], lambda _: shutil.copytree("whole", "killed"))
     assert tiny(*flags, "--compile", "on", "--out_dir", "whole") == 0
     assert train.main(["--resume", "killed"]) == 0
     assert "warning" not in capsys.readouterr().err, "compilation failed"
@@ -174,21 +165,11 @@ def test_evaluations_do_not_change_training_and_are_repeatable(tiny, monkeypatch
         return loss
 
     monkeypatch.setattr(train, "evaluate", evaluate_twice)
-    for interval in ("7", "24"):
+    for interval in ("5", "16"):
         flags = ["--dropout", "0.3", "--eval_interval", interval, "--out_dir", interval]
         assert tiny(*STEPS, *flags) == 0
-    assert curve(Path("7"), "train") == curve(Path("24"), "train")
-    assert curve(Path("7"), "val")[-1] == curve(Path("24"), "val")[-1]
-
-
-def test_two_processes_train_like_one(tiny, text_file):
-    flags = ["--max_iters", "5", "--log_interval", "1", "--dtype", "float32", "--out_dir"]
-    assert tiny(*flags, "1") == 0
-    torchrun = ["torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    command = [sys.executable, "-m", *torchrun, str(ROOT / "train.py"), "--data", str(text_file)]
-    command += [*TINY, *flags, "2"]
-    subprocess.run(command, check=True, capture_output=True, timeout=120)
-    assert_similar(Path("1"), Path("2"))
+    assert curve(Path("5"), "train") == curve(Path("16"), "train")
+    assert curve(Path("5"), "val")[-1] == curve(Path("16"), "val")[-1]
 
 
 def test_a_run_directory_holds_config_checkpoints_summary_and_curves(tiny, text_file):
@@ -196,35 +177,29 @@ def test_a_run_directory_holds_config_checkpoints_summary_and_curves(tiny, text_
     run, text = Path("run"), text_file.read_text()
     names = {"config.toml", "last.pt", "best.pt", "summary.json", "train", "val"}
     assert {path.name for path in run.iterdir()} == names
-    result, weights = summary(run), checkpoint.load(run / "last.pt").model
+    result = summary(run)
     assert result["iters"] == 25
     assert result["train_chars"] + result["val_chars"] == len(text)
     assert result["vocab_size"] == len(set(text))
     assert result["bits_per_char"] == result["best_val_loss"] / math.log(2)
     assert result["seconds"] > 0 < result["chars_per_second"]
-    assert result["params"] == sum(weight.numel() for weight in weights.values())
     losses = dict(curve(run, "val"))
     assert sorted(losses) == [10, 20, 25]
     assert losses[result["best_iter"]] == pytest.approx(result["best_val_loss"])
-    assert result["best_val_loss"] == pytest.approx(min(losses.values()))
     assert [step for step, _ in curve(run, "train")] == [0, 10, 20]
     assert curve(run, "train")[0][1] == pytest.approx(math.log(len(set(text))), rel=1e-3)
     for tag in ("learning_rate", "grad_norm", "chars_per_second"):
         assert curve(run, "train", tag)
-    for split, tag in (("val", "sample/text_summary"), ("train", "config/text_summary")):
-        events = EventAccumulator(str(run / split)).Reload()
-        assert events.Tensors(tag)[0].tensor_proto.string_val[0].startswith(b"    ")
 
 
-def test_the_saved_config_trains_the_same_again_in_a_new_directory(tiny, monkeypatch):
-    same_second = SimpleNamespace(now=lambda: datetime(2026, 1, 2, 3, 4, 5))
-    monkeypatch.setattr(logger, "datetime", same_second)
-    assert tiny(*STEPS, "--out_dir", "first", "--n_layer", "1", "--seed", "5") == 0
-    for _ in range(2):
+def test_the_saved_config_trains_the_same_again_in_a_new_directory(tiny):
+    assert tiny("--max_iters", "8", "--log_interval", "1", "--out_dir", "first", "--seed", "5") == 0
+    for _ in range(3):  # mostly in the same second
         assert train.main(["first/config.toml"]) == 0
-    names = {path.name for path in Path("runs").iterdir()}
-    assert names == {"20260102-030405", "20260102-030405-2"}
-    assert_same_run(Path("first"), Path("runs/20260102-030405-2"))
+    repeated = list(Path("runs").iterdir())
+    assert len(repeated) == 3
+    for run in repeated:
+        assert_same_run(Path("first"), run)
 
 
 def test_patience_ends_a_run_and_best_pt_holds_its_best(tiny, monkeypatch, capsys):
@@ -238,23 +213,29 @@ def test_patience_ends_a_run_and_best_pt_holds_its_best(tiny, monkeypatch, capsy
     assert "--resume run --patience 0" in capsys.readouterr().out
 
 
-def test_resuming_a_finished_run_completes_missing_files(tiny):
-    assert tiny("--max_iters", "20", "--out_dir", "run") == 0
-    before = checkpoint.load("run/last.pt")
+def test_resuming_a_finished_run_completes_missing_files(tiny, monkeypatch):
+    losses = itertools.count(1)  # a new best.pt holds the last evaluation, although it is worse
+    monkeypatch.setattr(train, "evaluate", lambda *_: float(next(losses)))
+    assert tiny("--max_iters", "20", "--eval_interval", "10", "--out_dir", "run") == 0
+    weights = checkpoint.load("run/last.pt").model
     for name in ("summary.json", "best.pt", "config.toml"):
         Path("run", name).unlink()
     assert train.main(["--resume", "run"]) == 0
-    assert equal(checkpoint.load("run/last.pt").model, before.model)
-    assert summary(Path("run"))["best_val_loss"] == before.best_val_loss
-    assert checkpoint.load("run/best.pt").step == read_toml("run/config.toml")["max_iters"] == 20
-    assert len(curve(Path("run"), "val")) == 1
+    assert equal(checkpoint.load("run/last.pt").model, weights)
+    assert checkpoint.load("run/best.pt").step == summary(Path("run"))["best_iter"] == 20
+    assert read_toml("run/config.toml")["max_iters"] == 20
+    assert [step for step, _ in curve(Path("run"), "val")] == [10, 20]
 
 
-def test_a_finished_run_goes_on_with_more_steps(tiny):
-    assert tiny("--max_iters", "25", "--eval_interval", "10", "--out_dir", "run") == 0
+def test_a_finished_run_goes_on_with_more_steps(tiny, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "START_TIME", time.perf_counter() - 5000)
+        assert tiny("--max_iters", "25", "--eval_interval", "10", "--out_dir", "run") == 0
     Path("runs").write_text("a file in the place of new runs")  # which a resumed run does not need
     assert train.main(["--resume", "run/best.pt", "--max_iters", "40"]) == 0
-    assert summary(Path("run"))["iters"] == read_toml("run/config.toml")["max_iters"] == 40
+    result = summary(Path("run"))
+    assert result["iters"] == read_toml("run/config.toml")["max_iters"] == 40
+    assert result["seconds"] > 5000  # of both parts
     assert [step for step, _ in curve(Path("run"), "val")] == [10, 20, 25, 30, 40]  # 25: the end
 
 
@@ -280,11 +261,12 @@ def test_the_console_output_describes_the_run(tiny, capsys):
     assert "\r" not in err, "a progress bar outside a terminal"
 
 
-def test_training_survives_closed_output_pipes(text_file):
+def test_training_survives_closed_output_pipes(tiny, monkeypatch):
     """As when the terminal is closed."""
     reader, writer = os.pipe()
     os.close(reader)
-    command = [sys.executable, str(ROOT / "train.py"), "--data", str(text_file), *TINY, *STEPS]
-    command += ["--out_dir", "run"]
-    assert subprocess.call(command, timeout=120, stdout=writer, stderr=writer) == 0
-    assert summary(Path("run"))["iters"] == 24
+    with open(writer, "w") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        monkeypatch.setattr(sys, "stderr", pipe)
+        assert tiny("--max_iters", "4", "--eval_interval", "2", "--out_dir", "run") == 0
+    assert summary(Path("run"))["iters"] == 4
