@@ -1,9 +1,7 @@
 """Long runs: nothing saved is lost, and a resumed run equals an uninterrupted one."""
 
 import contextlib
-import faulthandler
 import io
-import itertools
 import math
 import os
 import re
@@ -26,8 +24,8 @@ import train
 from configs import TrainConfig, config_keys
 from model import checkpoint
 from model.logger import lock_run_dir
-from tests.conftest import TINY, curve
-from tests.test_train import ROOT, STEPS, assert_same_run, at_steps, copy_run, overflow_at
+from tests.conftest import ROOT, TINY, curve
+from tests.test_train import STEPS, assert_same_run, assert_similar, at_steps, overflow_at
 
 
 def start_training(*flags: str, **env: str) -> subprocess.Popen:
@@ -53,27 +51,48 @@ def assert_intact(run: Path) -> None:
     assert not list(run.glob("*.tmp"))
 
 
-@pytest.mark.parametrize("flags", [[], ["--dropout=0.2", "--gradient_accumulation_steps=2"]])
-def test_a_killed_and_resumed_run_equals_an_uninterrupted_run(tiny, monkeypatch, flags):
-    at_steps(monkeypatch, [13], copy_run("whole", "killed"))  # 5 steps after the checkpoint of 8
-    assert tiny(*STEPS, *flags, "--out_dir", "whole") == 0
-    assert checkpoint.load("killed/last.pt").step == 8
-    assert train.main(["--resume", "killed"]) == 0
-    assert_same_run(Path("whole"), Path("killed"))
-    assert_intact(Path("killed"))
-    assert [step for step, _ in curve(Path("killed"), "train")] == list(range(24))
+def test_a_killed_and_resumed_run_equals_an_uninterrupted_run(tiny, monkeypatch):
+    """Killed inside a step and at every write: a copy is what SIGKILL would leave."""
+    flags = ["--max_iters=8", "--eval_interval=4", "--log_interval=1", "--dropout=0.2"]
+    flags += ["--gradient_accumulation_steps=2", "--out_dir"]
+    fsync, copies = os.fsync, []
 
+    def copy_run(_=None):
+        copies.append(Path(shutil.copytree("whole", f"killed{len(copies)}")))
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_saves_and_tells_how_to_resume(tiny, monkeypatch, capsys, number):
+    def copy_run_and_sync(file):
+        if any(Path("whole").glob("*.tmp")):
+            copy_run()
+        fsync(file)
+
     with monkeypatch.context() as patch:
-        at_steps(patch, [11], lambda _: os.kill(os.getpid(), number))
-        assert tiny(*STEPS, "--out_dir", "stopped") == 128 + number
-    assert "train.py --resume stopped\n" in capsys.readouterr().out
-    assert checkpoint.load("stopped/last.pt").step == 12
-    assert train.main(["--resume", "stopped"]) == 0
+        patch.setattr(os, "fsync", copy_run_and_sync)
+        at_steps(patch, [6], copy_run)
+        assert tiny(*flags, "whole") == 0
+    unfinished = {path.name.split(".")[0] for run in copies for path in run.glob("*.tmp")}
+    assert unfinished == {"config", "last", "best", "summary"}
+    for run in copies:
+        (run / "best.pt.1.tmp").touch()  # of another process
+        if (run / "last.pt").exists():
+            assert train.main(["--resume", str(run)]) == 0
+        else:
+            assert tiny(*flags, str(run)) == 0
+        assert_same_run(Path("whole"), run)
+        assert_intact(run)
+        assert [step for step, _ in curve(run, "train")] == list(range(8))
+
+
+def test_a_signal_saves_and_tells_how_to_resume(tiny, monkeypatch, capsys):
     assert tiny(*STEPS, "--out_dir", "whole") == 0
-    assert_same_run(Path("whole"), Path("stopped"))
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        run = number.name
+        with monkeypatch.context() as patch:
+            at_steps(patch, [11], lambda _, number=number: os.kill(os.getpid(), number))
+            assert tiny(*STEPS, "--out_dir", run) == 128 + number
+        assert f"train.py --resume {run}\n" in capsys.readouterr().out
+        assert checkpoint.load(f"{run}/last.pt").step == 12
+        assert train.main(["--resume", run]) == 0
+        assert_same_run(Path("whole"), Path(run))
 
 
 def test_a_signal_during_compilation_leaves_a_resumable_run(tiny, monkeypatch):
@@ -86,44 +105,6 @@ def test_a_signal_during_compilation_leaves_a_resumable_run(tiny, monkeypatch):
         assert tiny(*STEPS, "--out_dir", "run") == 128 + signal.SIGTERM
     assert checkpoint.load("run/last.pt").step == 0
     assert train.main(["--resume", "run"]) == 0
-
-
-def test_a_killed_process_can_be_resumed(text_file):
-    """With a real SIGKILL: the lock ends with the process."""
-    flags = [*TINY, *STEPS, "--max_iters", "80", "--data", str(text_file), "--out_dir"]
-    with start_training(*flags, "killed") as process:
-        while not Path("killed/last.pt").exists() and process.poll() is None:
-            time.sleep(0.01)
-        process.kill()
-    assert process.returncode == -signal.SIGKILL
-    time.sleep(1)  # a new process takes longer to start; event files are ordered by second
-    assert train.main(["--resume", "killed"]) == 0
-    assert train.main([*flags, "whole"]) == 0
-    assert_same_run(Path("whole"), Path("killed"))
-    assert_intact(Path("killed"))
-
-
-def test_a_run_killed_at_any_write_equals_an_uninterrupted_run(tiny, monkeypatch):
-    fsync, copies = os.fsync, []
-
-    def copy_run_and_sync(file):
-        if any(Path("whole").glob("*.tmp")):
-            copies.append(Path(shutil.copytree("whole", f"killed{len(copies)}")))
-        fsync(file)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", copy_run_and_sync)
-        assert tiny(*STEPS, "--out_dir", "whole") == 0
-    unfinished = {path.name.split(".")[0] for run in copies for path in run.glob("*.tmp")}
-    assert unfinished == {"config", "last", "best", "summary"}
-    for run in copies:
-        (run / "best.pt.1.tmp").touch()  # of another process
-        if (run / "last.pt").exists():
-            assert train.main(["--resume", str(run)]) == 0
-        else:
-            assert tiny(*STEPS, "--out_dir", str(run)) == 0
-        assert_same_run(Path("whole"), run)
-        assert_intact(run)
 
 
 def test_curves_are_synced_to_disk_before_the_checkpoint(tiny, monkeypatch):
@@ -156,44 +137,56 @@ def test_a_run_directory_in_use_is_refused(tiny, monkeypatch, capsys, saved):
     assert train.main(["--resume", "run"]) == 0
 
 
-def test_all_processes_end_with_one_line_if_one_fails(text_file):
+def test_a_killed_and_resumed_run_of_two_processes_equals_a_run_of_one(text_file):
+    """Up to rounding. If one process is killed, the other ends, and the lock is free."""
+    flags = [*TINY, "--data", str(text_file), "--dtype=float32", "--max_iters=40"]
+    flags += ["--warmup_iters=1", "--eval_interval=10", "--log_interval=1", "--out_dir"]
     with socket.socket() as free_socket:
         free_socket.bind(("localhost", 0))
         port = str(free_socket.getsockname()[1])
-    flags = [*TINY, "--data", str(text_file), "--out_dir", "run"]
-    env = {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "WORLD_SIZE": "2"}
-    Path("run").mkdir()
-    with lock_run_dir(Path("run")):
-        processes = [start_training(*flags, **env, RANK=rank) for rank in "01"]
-        errors = [process.communicate(timeout=120)[1] for process in processes]
-    assert "error: run is being trained by another process" in errors[0]
-    assert "error: another process of this run has ended" in errors[1]
-    assert "Traceback" not in "".join(errors)
-    assert [process.returncode for process in processes] == [2, 1]
+    env = {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "WORLD_SIZE": "2"}  # as of torchrun
+    with (
+        start_training(*flags, "two", **env, RANK="0") as main,
+        start_training(*flags, "two", **env, RANK="1") as other,
+    ):
+        while not Path("two/last.pt").exists() and main.poll() is None:
+            time.sleep(0.01)
+        main.kill()
+        _, error = other.communicate(timeout=60)
+    assert (main.returncode, other.returncode) == (-signal.SIGKILL, 1)
+    assert error.splitlines()[-1].startswith("error: another process of this run has ended")
+    assert "Traceback" not in error
+    assert train.main([*flags, "one"]) == 0
+    time.sleep(1)  # a new process takes longer to start; event files are ordered by second
+    assert train.main(["--resume", "two"]) == 0
+    assert_similar(Path("one"), Path("two"))
+    assert_intact(Path("two"))
 
 
-def test_runs_that_start_at_the_same_time_do_not_overwrite_each_other(tiny, monkeypatch):
-    """A directory that was free at the first check is checked again once it is locked."""
-    assert tiny("--max_iters", "3", "--out_dir", "run") == 0
-    before = Path("run/last.pt").read_bytes()
-    monkeypatch.setattr(train, "check_out_dir", lambda _: None)
-    assert tiny("--max_iters", "3", "--out_dir", "run") == 2
-    assert Path("run/last.pt").read_bytes() == before
+def test_a_run_directory_that_another_run_filled_meanwhile_is_not_overwritten(tiny, monkeypatch):
+    """It was free when this run started to read its text."""
+    open_corpus = train.open_corpus
+
+    def train_another_run(*args):
+        monkeypatch.setattr(train, "open_corpus", open_corpus)
+        assert tiny("--max_iters", "3", "--out_dir", "run") == 0
+        return open_corpus(*args)
+
+    monkeypatch.setattr(train, "open_corpus", train_another_run)
+    assert tiny("--max_iters", "4", "--out_dir", "run") == 2
+    assert checkpoint.load("run/last.pt").step == 3
 
 
 def test_a_resumed_run_reads_the_checkpoint_after_it_has_the_lock(tiny, monkeypatch):
     """Until then another process may train on."""
-    assert tiny("--max_iters", "4", "--out_dir", "run") == 0
-    early = Path("run/last.pt").read_bytes()
-    assert train.main(["--resume", "run", "--max_iters", "8"]) == 0
-    late = Path("run/last.pt").read_bytes()
-    Path("run/last.pt").write_bytes(early)
 
-    def lock_late(run_dir):
-        Path("run/last.pt").write_bytes(late)
+    def train_on(run_dir):
+        monkeypatch.setattr(train, "lock_run_dir", lock_run_dir)
+        assert train.main(["--resume", "run", "--max_iters", "8"]) == 0
         return lock_run_dir(run_dir)
 
-    monkeypatch.setattr(train, "lock_run_dir", lock_late)
+    assert tiny("--max_iters", "4", "--out_dir", "run") == 0
+    monkeypatch.setattr(train, "lock_run_dir", train_on)
     assert train.main(["--resume", "run", "--max_iters", "9"]) == 0
     assert [step for step, _ in curve(Path("run"), "val")] == [4, 8, 9]
 
@@ -203,28 +196,6 @@ def test_a_second_ctrl_c_ends_at_once_without_saving(tiny, monkeypatch):
     assert tiny(*STEPS, "--out_dir", "run") == 128 + signal.SIGINT
     assert checkpoint.load("run/last.pt").step == 8
     assert not Path("run/summary.json").exists()
-
-
-def test_a_run_without_best_pt_gets_one_at_its_next_evaluation(tiny, monkeypatch):
-    losses = itertools.count(1)
-    monkeypatch.setattr(train, "evaluate", lambda *_: float(next(losses)))
-    with monkeypatch.context() as patch:
-        at_steps(patch, [9, 10], lambda _: os.kill(os.getpid(), signal.SIGTERM))
-        assert tiny(*STEPS, "--out_dir", "run") == 128 + signal.SIGTERM
-        Path("run/best.pt").unlink()
-        assert train.main(["--resume", "run"]) == 128 + signal.SIGTERM
-    assert train.main(["--resume", "run"]) == 0
-    assert checkpoint.load("run/best.pt").step == 16
-
-
-def test_seconds_are_summed_and_do_not_depend_on_the_time_of_day(tiny, monkeypatch):
-    now, calls = time.time, itertools.count()
-    monkeypatch.setattr(time, "time", lambda: now() - 10_000 * next(calls))
-    with monkeypatch.context() as patch:
-        patch.setattr(train, "START_TIME", time.perf_counter() - 5000)
-        assert tiny("--max_iters", "3", "--out_dir", "run") == 0
-    assert train.main(["--resume", "run", "--max_iters", "4"]) == 0
-    assert 5000 < checkpoint.load("run/last.pt").seconds < 10_000
 
 
 @pytest.mark.parametrize("flags", [[], ["--log_interval=99", "--eval_interval=5"]])
@@ -249,17 +220,16 @@ def test_a_validation_loss_that_is_not_finite_ends_the_run(tiny, monkeypatch, ca
     assert not Path("run/last.pt").exists()
 
 
-def test_out_of_memory_names_the_sizes_to_reduce(tiny, monkeypatch, capsys):
+def test_out_of_memory_names_the_sizes_to_reduce(tiny, trained_run, monkeypatch, capsys):
     def exhaust_memory(*_):
         torch.empty(1 << 60)
 
-    assert tiny("--max_iters", "2", "--out_dir", "run") == 0
     monkeypatch.setattr(train, "cross_entropy", exhaust_memory)
     assert tiny("--max_iters", "2") == 1
     message = "error: out of memory. batch_size is 4, block_size 16, n_layer 2, n_embd 16. "
     assert message in capsys.readouterr().err
     monkeypatch.setattr(sample, "stream", exhaust_memory)
-    assert sample.main(["run"]) == 1
+    assert sample.main([str(trained_run)]) == 1
     assert "error: out of memory. Use a smaller --num_samples" in capsys.readouterr().err
 
 
@@ -300,8 +270,8 @@ def flip(content: bytes, bit: int) -> bytes:
     return bytes(changed)
 
 
-def test_a_damaged_checkpoint_is_refused_and_the_other_one_named(tiny, capsys):
-    assert tiny("--max_iters", "4", "--out_dir", "run") == 0
+def test_a_damaged_checkpoint_is_refused_and_the_other_one_named(trained_run, capsys):
+    shutil.copytree(trained_run, "run")
     content = Path("run/last.pt").read_bytes()
     for bit in np.random.default_rng(0).integers(8 * len(content), size=30):
         Path("run/last.pt").write_bytes(flip(content, int(bit)))
@@ -312,17 +282,13 @@ def test_a_damaged_checkpoint_is_refused_and_the_other_one_named(tiny, capsys):
 
 def run_quietly(main, argv: list[str]) -> None:
     """Run a command that must end: with status 0, or with an error in one line."""
-    faulthandler.dump_traceback_later(300, exit=True, file=sys.__stderr__)
-    try:
-        with (
-            contextlib.redirect_stdout(io.StringIO()),
-            contextlib.redirect_stderr(io.StringIO()) as stderr,
-            pytest.MonkeyPatch.context() as patch,
-        ):
-            patch.setattr(sys, "stdin", io.StringIO("hello\n"))
-            status = main(argv)
-    finally:
-        faulthandler.cancel_dump_traceback_later()
+    with (
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(io.StringIO()) as stderr,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setattr(sys, "stdin", io.StringIO("hello\n"))
+        status = main(argv)
     assert status in (0, 1, 2), (argv, status)
     assert "Traceback" not in stderr.getvalue()
     assert status == 0 or stderr.getvalue().splitlines()[-1].startswith("error: ")
@@ -365,6 +331,6 @@ def fuzz(name: str, examples: int) -> None:
 
 
 @pytest.mark.parametrize("name", FUZZ)
-def test_random_input_never_ends_with_a_traceback(tiny, name):
-    assert tiny("--max_iters", "2", "--out_dir", "run") == 0
+def test_random_input_never_ends_with_a_traceback(text_file, trained_run, name):
+    shutil.copytree(trained_run, "run")
     fuzz(name, examples=40)
