@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -66,7 +67,7 @@ def find_difference(model: GPT) -> str:
     ids_T = np.resize(np.random.default_rng(0).permutation(V), probe_length)
     with torch.inference_mode():
         expected_TV = model(torch.from_numpy(ids_T)[None])[0].numpy()
-    step = CSampler(model).start(batch_size=1)
+    step = CSampler(model).start(1)
     logits_TV = np.concatenate([step(ids_11).copy() for ids_11 in ids_T[:, None, None]])
     tolerance = 1e-4 * max(1.0, np.abs(expected_TV).max())
     equal = np.isfinite(tolerance) and np.abs(logits_TV - expected_TV).max() <= tolerance
@@ -104,48 +105,40 @@ class CSampler:
         self.vocab_size = model.head.out_features
         self.weights = pack_weights(model)
 
-    def start(self, batch_size: int) -> "CTexts":
-        """`batch_size` empty texts."""
-        return CTexts(self, batch_size)
+    def start(self, B: int) -> Callable[[np.ndarray], np.ndarray]:
+        """Returns a function for B texts: append token ids ids_BT, get the next-token logits_BV.
 
-
-class CTexts:
-    """B texts that grow together, in one thread."""
-
-    def __init__(self, sampler: CSampler, B: int) -> None:
-        config, V = sampler.config, sampler.vocab_size
+        The array of logits is overwritten by the next call.
+        """
+        config, V = self.config, self.vocab_size
         C, H, L, W = config.n_embd, config.n_head, config.n_layer, config.block_size
         D = C // H
-        # The `sizes` of csampler.c, in its order.
-        self.sizes = np.array([L, B, C, H, V, W, SHIFT], np.intc)
-        self.sampler = sampler
         # Each block looks back W - 1 positions, and SHIFT before each of its two layers.
-        self.receptive_field = 1 + L * (W - 1 + 2 * SHIFT)
+        receptive_field = 1 + L * (W - 1 + 2 * SHIFT)
         keys_and_values = H * (round_up(W) * D + round_up(D) * W)  # of one text in one block
-        self.state = np.zeros(B * (6 * C + L * (2 * SHIFT * C + keys_and_values)), np.float32)
-        self.logits_BV = np.empty((B, V), np.float32)
-        self.ids_B = np.empty(B, np.int64)
-        self.position = 0
-        self.step = load_library().step
-        self.step.restype = None
+        sizes = np.array([L, B, C, H, V, W, SHIFT], np.intc)
+        ids_B = np.empty(B, np.int64)
+        state = np.zeros(B * (6 * C + L * (2 * SHIFT * C + keys_and_values)), np.float32)
+        logits_BV = np.empty((B, V), np.float32)
         pointer = ctypes.c_void_p
-        self.step.argtypes = [pointer, pointer, pointer, ctypes.c_int64, pointer, pointer]
-        inputs, outputs = (self.sizes, sampler.weights, self.ids_B), (self.state, self.logits_BV)
-        self.inputs = [array.ctypes.data for array in inputs]
-        self.outputs = [array.ctypes.data for array in outputs]
+        inputs = [array.ctypes.data_as(pointer) for array in (sizes, self.weights, ids_B)]
+        outputs = [array.ctypes.data_as(pointer) for array in (state, logits_BV)]
+        c_step = load_library().step
+        c_step.restype = None
+        c_step.argtypes = [pointer, pointer, pointer, ctypes.c_int64, pointer, pointer]
+        position = 0
 
-    def __call__(self, ids_BT: np.ndarray) -> np.ndarray:
-        """Append T token ids to each text; returns the next-token logits_BV.
+        def step(ids_BT: np.ndarray) -> np.ndarray:
+            nonlocal position
+            if position == 0:
+                ids_BT = ids_BT[:, -receptive_field:]  # what came before has no influence
+            for t in range(ids_BT.shape[1]):
+                ids_B[:] = ids_BT[:, t]
+                c_step(*inputs, position, *outputs)
+                position += 1
+            return logits_BV
 
-        The array is overwritten by the next call.
-        """
-        if self.position == 0:
-            ids_BT = ids_BT[:, -self.receptive_field :]  # what came before has no influence
-        for t in range(ids_BT.shape[1]):
-            self.ids_B[:] = ids_BT[:, t]
-            self.step(*self.inputs, self.position, *self.outputs)
-            self.position += 1
-        return self.logits_BV
+        return step
 
 
 def round_up(n: int) -> int:

@@ -70,9 +70,9 @@ def test_edited_attend_replaces_the_kernel_with_one_note(monkeypatch, capsys, ed
     def edited_attend(q, k, v, **options):
         return attend(q, k, v, **(options | edit))
 
-    assert Attention(12, 3, 8).attend is fused_attend
+    assert Attention(12, 3, 8).attend_fn is fused_attend
     monkeypatch.setattr("model.attention.attend", edited_attend)
-    assert all(Attention(12, 3, 8).attend is edited_attend for _ in range(2))
+    assert all(Attention(12, 3, 8).attend_fn is edited_attend for _ in range(2))
     assert capsys.readouterr().err.count("note: attend differs from fused_attend") == 1
 
 
@@ -141,7 +141,7 @@ def random_attention() -> Attention:
 
 def test_query_key_and_value_are_three_matrices_and_affinity_is_not_symmetric():
     attention, seen = random_attention(), {}
-    attention.attend = lambda q, k, v, **_: seen.update(q=q, k=k, v=v) or v
+    attention.attend_fn = lambda q, k, v, **_: seen.update(q=q, k=k, v=v) or v
     attention(randn(1, 6, 12), *NO_POSITIONS)
     assert not any(torch.allclose(seen[a], seen[b]) for a, b in ("qk", "qv", "kv"))
     scores = seen["q"] @ seen["k"].mT
