@@ -63,7 +63,7 @@ def find_difference(model: GPT) -> str:
     if model.max_length is not None:
         return "max_length"
     V = model.head.out_features
-    probe_length = model.config.block_size + 8 + min(V, 256)  # with each id of a small vocabulary
+    probe_length = max(model.config.block_size + 8, min(V, 256))  # each id of a small vocabulary
     ids_T = np.resize(np.random.default_rng(0).permutation(V), probe_length)
     with torch.inference_mode():
         expected_TV = model(torch.from_numpy(ids_T)[None])[0].numpy()

@@ -64,9 +64,10 @@ def next_char_probs(
 def sample_ids(probs_BV: np.ndarray, uniform_B: np.ndarray) -> np.ndarray:
     """ids_B: where each uniform number in [0, 1) falls among the cumulative probabilities."""
     cumulative_BV = probs_BV.cumsum(-1)
-    if not (cumulative_BV[:, -1] > 0).all():
+    is_beyond_BV = cumulative_BV > uniform_B[:, None] * cumulative_BV[:, -1:]
+    if not all(is_beyond_BV[:, -1]):
         raise ValueError("next_char_probs gives no character a probability above 0")
-    return (cumulative_BV > uniform_B[:, None] * cumulative_BV[:, -1:]).argmax(-1)
+    return is_beyond_BV.argmax(-1)
 
 
 def start_character(vocab: str) -> str:
@@ -139,9 +140,10 @@ def generate(
         if end == text_BT.shape[1]:
             text_BT = np.concatenate((text_BT, np.empty_like(text_BT)), axis=1)
         probs_BV = next_char_probs(step(new_BT), text_BT[:, :end], config)
-        text_BT[:, end] = sample_ids(probs_BV, np.array([rng.random() for rng in rngs]))
-        new_BT = text_BT[:, end : end + 1]
-        yield text_BT[:, end]
+        ids_B = sample_ids(probs_BV, np.array([rng.random() for rng in rngs]))
+        text_BT[:, end] = ids_B
+        new_BT = ids_B[:, None]
+        yield ids_B
 
 
 def stream(
