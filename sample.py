@@ -14,6 +14,7 @@ from configs import TrainConfig, config_keys, make_config, make_parser, parse_fl
 from data.text import read_text
 from data.tokenizer import CharTokenizer
 from model import checkpoint
+from model.attention_page import attention_page
 from model.csampler import CSampler, make_csampler
 from model.device import DeviceConfig, autocast, choose_device, choose_dtype
 from model.errors import (
@@ -45,6 +46,9 @@ class TextConfig:
     which: Annotated[Literal["best", "last"], "checkpoint of the run"] = "best"
     interactive: Annotated[bool, "continue one prompt after another; Ctrl-C ends a text"] = False
     score: Annotated[str | None, "print the loss of this file, per character, and exit"] = None
+    attention: Annotated[
+        str | None, "write a page (HTML) that shows what each head looked at in the text"
+    ] = None
 
     def __post_init__(self) -> None:
         exclusive = ("prompt", "prompt_file", "interactive", "score")
@@ -52,6 +56,8 @@ class TextConfig:
         conflicting = [name for name in given if name in exclusive]
         if len(conflicting) > 1:
             raise UserError(f"{' and '.join(conflicting)} exclude each other. Give one of them.")
+        if self.interactive and self.attention is not None:
+            raise UserError("interactive and attention exclude each other. Give one of them.")
 
 
 @dataclass(frozen=True)
@@ -135,11 +141,11 @@ def open_out(out: str | None, encoding: str, source: Path) -> contextlib.Abstrac
         return contextlib.nullcontext(sys.stdout)
     same_file = os.path.realpath(out) == os.path.realpath(source)
     if same_file or Path(out).suffix.lower() == ".pt":
-        raise UserError(f"out is {out}, the name of a checkpoint. Choose another.")
+        raise UserError(f"{out} is the name of a checkpoint. Choose another for the output.")
     try:
         return open(out, "w", encoding=encoding, newline="")
     except OSError as error:
-        raise UserError(f"out {out} cannot be written: {error.strerror}.") from None
+        raise UserError(f"{out} cannot be written: {error.strerror}.") from None
 
 
 @report_errors
@@ -166,9 +172,11 @@ def main(argv: list[str]) -> int:
     tokenizer.encode(prompt, "the prompt")
     tokenizer.encode(config.text.stop, "stop")
     score = config.text.score
+    start = start_character(saved.vocab)
     if score is not None:
-        scored_ids = tokenizer.encode(read_text(Path(score), encoding), score)
-        if not len(scored_ids):
+        scored = start + read_text(Path(score), encoding)
+        scored_ids = tokenizer.encode(scored, score)
+        if len(scored_ids) == 1:
             raise UserError(f"{score} is empty.")
 
     model = GPT(train_config.model, vocab_size=len(saved.vocab))
@@ -176,24 +184,35 @@ def main(argv: list[str]) -> int:
     model.to(device).eval()
 
     hint = "Use a smaller --num_samples or a shorter text."
-    out_file = open_out(config.text.out, encoding, path)
-    print_line(f"{path}, step {saved.step}, on {device}", sys.stderr)
+    out_file, page_file = open_out(config.text.out, encoding, path), contextlib.nullcontext()
+    if config.text.attention is not None:
+        page_file = open_out(config.text.attention, "utf-8", path)
+    about = f"{path}, step {saved.step}, on {device}"
+    print_line(about, sys.stderr)
     try:
-        with out_file as out, autocast(device, dtype), out_of_memory_hint(hint):
+        with out_file as out, page_file as page, autocast(device, dtype), out_of_memory_hint(hint):
+            shown = []  # the first text, or the one that is scored
             if score is not None:
-                first_id = saved.vocab.index(start_character(saved.vocab))
-                nats = total_nll(model, first_id, scored_ids) / len(scored_ids)
+                shown.append(scored)
+                nats = total_nll(model, scored_ids) / (len(scored_ids) - 1)
                 bits = nats / math.log(2)
-                chars = f"{len(scored_ids):,} characters"
+                chars = f"{len(scored_ids) - 1:,} characters"
                 write(f"{nats:.4f} nats, {bits:.4f} bits per character, over {chars}\n", out)
             elif config.text.interactive:
                 run_interactive(model, make_csampler(model), tokenizer, config, out)
             else:
+                if not prompt:
+                    shown.append(start)
                 csampler = make_csampler(model)
                 for piece in sample_texts(model, csampler, tokenizer, prompt, config):
                     write(piece, out)
+                    if not piece.startswith(SEPARATOR):
+                        shown.append(piece)
                 if out.isatty():
                     write("\n", out)
+            if page is not None:
+                ids = tokenizer.encode("".join(shown)).tolist()
+                page.write(attention_page(model, saved.vocab, ids, about))
     except BrokenPipeError:  # the reader, such as head, has closed
         redirect_to_devnull(sys.stdout)
     except OSError as error:

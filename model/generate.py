@@ -200,12 +200,12 @@ def cut_after(text: str, stop: str) -> str:
 
 
 @torch.inference_mode()
-def total_nll(model: GPT, first_id: int, ids_N: np.ndarray) -> float:
-    """Total negative log-likelihood, in nats, of a text that follows the character `first_id`."""
+def total_nll(model: GPT, ids_N: np.ndarray) -> float:
+    """Total negative log-likelihood, in nats, of the characters of a text after its first."""
     check_cache(model)
     device = next(model.parameters()).device
     part_length = model.max_length or model.config.block_size
-    ids = torch.from_numpy(np.append(first_id, ids_N)).long().to(device)
+    ids = torch.from_numpy(ids_N).long().to(device)
     cache, nats = Cache(), 0.0
     for x_T, y_T in zip(ids[:-1].split(part_length), ids[1:].split(part_length), strict=True):
         if model.max_length is not None:

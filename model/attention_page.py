@@ -1,0 +1,119 @@
+"""What attention looked at: the weights that a model used, and a page for the browser.
+
+Shapes: B batch, T time (queries), S keys (as many), L layers, H heads, D head width, V vocabulary,
+N numbers shown of a vector.
+"""
+
+import base64
+import contextlib
+import json
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from model.attention import attention_weights
+from model.gpt import GPT
+
+TEMPLATE = Path(__file__).with_name("attention_page.html")
+MAX_PAGE_CHARS = 1000
+SHOWN_NUMBERS = 4  # of each query, key and value
+
+
+class AttentionCall(NamedTuple):
+    """One call of an attention function: its arguments, and the weights that it used."""
+
+    q_BHTD: Tensor
+    k_BHSD: Tensor
+    v_BHSD: Tensor
+    weights_BHTS: Tensor
+    is_textbook: bool  # the weights are softmax(Q Kᵀ / √d + mask)
+
+
+@contextlib.contextmanager
+def record_attention(model: nn.Module) -> Iterator[list[AttentionCall]]:
+    """Inside, each call of an attention function in `model` is appended to the list.
+
+    Attention is linear in the values, so with the identity in their place it returns its weights.
+    That is right for an edited attention function, too.
+    """
+    calls = []
+
+    def recorded(attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def attend_and_record(q: Tensor, k: Tensor, v: Tensor, **options) -> Tensor:
+            S = k.size(-2)
+            identity_BHSS = torch.eye(S, dtype=v.dtype, device=v.device).expand(*v.shape[:2], S, S)
+            weights_BHTS = attend(q, k, identity_BHSS, **options)
+            is_textbook = options.keys() <= {"causal", "window"} and torch.allclose(
+                weights_BHTS, attention_weights(q, k, **options).to(weights_BHTS), atol=1e-3
+            )
+            calls.append(AttentionCall(q, k, v, weights_BHTS, is_textbook))
+            return attend(q, k, v, **options)
+
+        return attend_and_record
+
+    originals = {layer: layer.attend_fn for layer in model.modules() if hasattr(layer, "attend_fn")}
+    for layer, attend in originals.items():
+        layer.attend_fn = recorded(attend)
+    try:
+        yield calls
+    finally:
+        for layer, attend in originals.items():
+            layer.attend_fn = attend
+
+
+@torch.inference_mode()
+def attention_page(model: GPT, vocab: str, ids: list[int], about: str) -> str:
+    """An HTML page, complete in itself, that shows what `model` computed for a text.
+
+    It shows the last MAX_PAGE_CHARS characters, or as many as the network can read at once.
+    `model` is in eval mode.
+    """
+    ids = ids[-min(MAX_PAGE_CHARS, model.max_length or MAX_PAGE_CHARS) :]
+    ids_T = torch.tensor(ids, device=next(model.parameters()).device)
+    with record_attention(model) as calls:
+        log_probs_TV = model(ids_T[None])[0].float().log_softmax(-1)
+    nll = -log_probs_TV[:-1].gather(1, ids_T[1:, None])[:, 0]
+    best = log_probs_TV.exp().topk(min(5, len(vocab)))
+    weights_LHTS = torch.stack([call.weights_BHTS[0].float() for call in calls]).cpu()
+    L, H, T, _ = weights_LHTS.shape
+    visible = weights_LHTS[:, :, torch.ones(T, T).tril().bool()]
+    data = {
+        "about": about,
+        "chars": [vocab[id_] for id_ in ids],
+        "layers": L,
+        "heads": H,
+        "width": calls[0].q_BHTD.size(-1),
+        "window": model.config.block_size,
+        "nll": [None, *(round(value, 4) for value in nll.tolist())],
+        "top": [
+            [[vocab[id_], round(prob, 4)] for id_, prob in zip(*row, strict=True)]
+            for row in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        ],
+        "weights": pack((visible * 65535).round().numpy().astype("<u2")),
+        "vectors": None,
+    }
+    if all(call.is_textbook for call in calls):
+        vectors = [
+            [x[0, ..., :SHOWN_NUMBERS].float() for x in (call.q_BHTD, call.k_BHSD, call.v_BHSD)]
+            for call in calls
+        ]
+        vectors_LH3TN = torch.stack([torch.stack(qkv, dim=1) for qkv in vectors])
+        scores = [call.q_BHTD[0].float() @ call.k_BHSD[0].float().mT for call in calls]
+        scores_LHTS = torch.stack(scores).cpu() / data["width"] ** 0.5
+        log_sums_LHT = scores_LHTS.masked_fill(weights_LHTS == 0, -torch.inf).logsumexp(-1)
+        data["vectors"] = pack(vectors_LH3TN.cpu().numpy().astype("<f4"))
+        data["log_sums"] = pack(log_sums_LHT.numpy().astype("<f4"))
+        data["numbers"] = vectors_LH3TN.size(-1)
+    # In a script, "<" could begin a tag that ends it.
+    content = json.dumps(data, ensure_ascii=False).replace("<", "\\u003c")
+    return TEMPLATE.read_text("utf-8").replace("/*DATA*/", content)
+
+
+def pack(array: np.ndarray) -> str:
+    """The bytes of an array, compressed, as text."""
+    return base64.b64encode(zlib.compress(array.tobytes(), 9)).decode()
