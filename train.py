@@ -11,6 +11,7 @@ from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -45,7 +46,8 @@ from model.errors import (
 from model.generate import SamplingConfig, start_character, stream
 from model.gpt import GPT
 from model.logger import RunLogger, lock_run_dir, new_run_dir
-from model.optim import learning_rate, make_optimizers
+from model.optim import learning_rate, make_optimizers, parameters_of, update_ratio
+from model.pictures import attention_images
 
 
 def cross_entropy(logits_BTV: Tensor, y_BT: Tensor) -> Tensor:
@@ -74,14 +76,18 @@ def evaluate(
 
 def write_sample(model: GPT, corpus: Corpus) -> str:
     """300 characters written by the model, without a prompt."""
-    model.eval()
     vocab = corpus.tokenizer.vocab
     prompt = corpus.tokenizer.encode(start_character(vocab)).tolist()
     config = SamplingConfig(max_new_tokens=300)
     pieces = stream(model, vocab, prompt, config, csampler=make_csampler(model))
-    sample = "".join(piece for _, piece in pieces)
-    model.train()
-    return sample
+    return "".join(piece for _, piece in pieces)
+
+
+def draw_attention(model: GPT, corpus: Corpus) -> dict[str, np.ndarray]:
+    """Images of what each head looks at in the first characters of the validation split."""
+    T = min(48, model.config.block_size)
+    x_BT, _ = corpus.gather_windows(corpus.val, np.zeros(1, int), T)
+    return attention_images(model, corpus.tokenizer.vocab, x_BT[0].tolist())
 
 
 @report_errors
@@ -224,7 +230,10 @@ def train(
                 logger.log_evaluation(step, val_loss, is_best)
                 save("last.pt", *(["best.pt"] if is_best else []))
                 if processes.is_main:
+                    model.eval()
                     logger.log_sample(step, write_sample(model, corpus))
+                    logger.log_attention(step, draw_attention(model, corpus))
+                    model.train()
                 patience = run_config.patience * run_config.eval_interval
                 if patience and step - state.best_iter >= patience:
                     finished = True
@@ -248,6 +257,10 @@ def train(
                 step_loss += loss.detach()
             processes.average(step_loss, *(parameter.grad for parameter in model.parameters()))
 
+            is_logged = step % run_config.log_interval == 0
+            if is_logged:
+                before = [[p.detach().clone() for p in parameters_of(o)] for o in optimizers]
+
             # Clip the gradients, update the weights
             for optimizer in optimizers:
                 scaler.unscale_(optimizer)
@@ -263,9 +276,13 @@ def train(
 
             # Log
             divergence.add(step, lr, step_loss, grad_norm)
-            if step % run_config.log_interval == 0:
+            if is_logged:
                 divergence.check()
-                logger.log_step(step, step_loss.item(), grad_norm.item(), lr)
+                ratios = {
+                    type(optimizer).__name__: update_ratio(optimizer, old)
+                    for optimizer, old in zip(optimizers, before, strict=True)
+                }
+                logger.log_step(step, step_loss.item(), grad_norm.item(), lr, ratios)
             state.train_seconds += time.perf_counter() - step_start
             state.step += 1
             logger.bar.update()
@@ -287,6 +304,8 @@ def train(
             "dtype": dtype_name(dtype),
             "torch": torch.__version__,
         }
+        if finished and processes.is_main:
+            logger.log_embedding(model, state.vocab)
         logger.write_summary(summary, finished)
     return 0 if finished or not signals else 128 + signals[0]
 

@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import shlex
+import shutil
 import sys
 import threading
 from collections.abc import Iterator
@@ -13,11 +14,16 @@ from pathlib import Path
 from textwrap import indent
 from typing import Any
 
+import numpy as np
+from tensorboard.backend.event_processing.event_accumulator import SCALARS, EventAccumulator
+from torch import nn
 from torch.utils.tensorboard import SummaryWriter
+from torch.utils.tensorboard.summary import hparams
 from tqdm import tqdm
 
 from model.checkpoint import Checkpoint
 from model.errors import RunError, UserError, atomic_write, disk_message, print_line
+from model.pictures import loss_chart, overfitting_hint
 
 
 @contextlib.contextmanager
@@ -119,6 +125,9 @@ class RunLogger:
                 # purge_step drops what a killed run logged after its last checkpoint.
                 self.writers[split] = SummaryWriter(str(run_dir / split), purge_step=state.step)
             self.writers["train"].add_text("config", _as_code(config_toml), state.step)
+            # In the HParams tab: the config, and the best loss so far.
+            for summary in hparams(state.config, {"loss_best": 0.0}):
+                self.writers["val"].file_writer.add_summary(summary)
 
     def close(self) -> None:
         """Close the progress bar and write all curves."""
@@ -127,16 +136,21 @@ class RunLogger:
             for writer in self.writers.values():
                 writer.close()
 
-    def log_step(self, step: int, loss: float, grad_norm: float, lr: float) -> None:
+    def log_step(
+        self, step: int, loss: float, grad_norm: float, lr: float, update_ratios: dict[str, float]
+    ) -> None:
         """Log a training step to TensorBoard and the progress bar. Loss in nats per character."""
         if self.run_dir is None:
             return
-        values = {"loss": loss, "grad_norm": grad_norm, "learning_rate": lr}
+        # TensorBoard sorts by name; the loss comes first.
+        values = {"loss": loss, "optimizer/grad_norm": grad_norm, "optimizer/learning_rate": lr}
+        for name, ratio in update_ratios.items():
+            values[f"optimizer/update_ratio {name}"] = ratio
         steps = step - self.last_logged[0]
         seconds = self.state.train_seconds - self.last_logged[1]
         self.last_logged = step, self.state.train_seconds
         if steps:
-            values["chars_per_second"] = steps * self.chars_per_step / max(seconds, 1e-9)
+            values["speed/chars_per_second"] = steps * self.chars_per_step / max(seconds, 1e-9)
         with self._disk_errors():
             for tag, value in values.items():
                 self.writers["train"].add_scalar(tag, value, step)
@@ -150,6 +164,7 @@ class RunLogger:
             return
         with self._disk_errors():
             self.writers["val"].add_scalar("loss", val_loss, step)
+            self.writers["val"].add_scalar("loss_best", self.state.best_val_loss, step)
         speed = f"{self.chars_per_second():>9,.0f} characters/s"
         note = "  best so far" if is_best else ""
         with tqdm.external_write_mode(sys.stderr):
@@ -157,9 +172,31 @@ class RunLogger:
             print_line(line, sys.stderr)
 
     def log_sample(self, step: int, sample: str) -> None:
-        """Log a text that the model wrote to TensorBoard."""
+        """Log a text that the model wrote to TensorBoard; show its beginning on a terminal."""
         with self._disk_errors():
             self.writers["val"].add_text("sample", _as_code(sample), step)
+        if sys.stdout.isatty():
+            with tqdm.external_write_mode(sys.stderr):
+                print_line(f"     {' '.join(sample.split())[:74]}", sys.stderr)
+
+    def log_attention(self, step: int, images: dict[str, np.ndarray]) -> None:
+        """Log images of attention to TensorBoard."""
+        with self._disk_errors():
+            for name, image in images.items():
+                self.writers["val"].add_image(f"map/{name}", image, step, dataformats="HWC")
+
+    def log_embedding(self, model: nn.Module, vocab: str) -> None:
+        """Log the characters' embedding to TensorBoard's Projector, at the end of a run."""
+        for folder in self.run_dir.glob("val/0*"):  # of the same run before it was resumed
+            shutil.rmtree(folder)
+        (self.run_dir / "val/projector_config.pbtxt").unlink(missing_ok=True)
+        labels = [char if char.isprintable() and char != " " else repr(char) for char in vocab]
+        for layer in model.modules():
+            if isinstance(layer, nn.Embedding) and layer.num_embeddings == len(vocab):
+                with self._disk_errors():
+                    self.writers["val"].add_embedding(
+                        layer.weight.detach(), labels, tag="characters"
+                    )
 
     def chars_per_second(self) -> float:
         """Training speed, without evaluations and saving."""
@@ -200,7 +237,20 @@ class RunLogger:
         lines.append(f"sample  python sample.py {run_dir}{which}")
         lines.append(f"resume  python train.py --resume {run_dir}{more}")
         lines.append(f"watch   tensorboard --logdir {shlex.quote(str(self.run_dir.parent))}")
-        print_line("\n".join(lines), sys.stdout)
+        lines.append("        http://localhost:6006/?smoothing=0 shows the points themselves")
+        if sys.stdout.isatty():
+            curves = [self._read_losses(split) for split in ("train", "val")]
+            if all(curves):
+                lines = [loss_chart(*curves), overfitting_hint(*curves), *lines]
+        print_line("\n".join(filter(None, lines)), sys.stdout)
+
+    def _read_losses(self, split: str) -> list[tuple[int, float]]:
+        """The points (step, loss) of the whole run, also of those before it was resumed."""
+        self.writers[split].flush()
+        events = EventAccumulator(str(self.run_dir / split), size_guidance={SCALARS: 0}).Reload()
+        if "loss" not in events.Tags()[SCALARS]:
+            return []
+        return [(event.step, event.value) for event in events.Scalars("loss")]
 
     @contextlib.contextmanager
     def _disk_errors(self) -> Iterator[None]:

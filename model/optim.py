@@ -54,6 +54,18 @@ def make_optimizers(model: GPT, config: OptimConfig, muon_dtype: torch.dtype) ->
     return [muon, adamw]
 
 
+def parameters_of(optimizer: Optimizer) -> list[Tensor]:
+    """All parameters that an optimizer updates."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def update_ratio(optimizer: Optimizer, before: list[Tensor]) -> float:
+    """Norm of an optimizer's last update, relative to that of its parameters `before` it."""
+    pairs = zip(parameters_of(optimizer), before, strict=True)
+    update = torch.stack([(parameter.detach() - old).norm() for parameter, old in pairs]).norm()
+    return (update / torch.stack([old.norm() for old in before]).norm()).item()
+
+
 class Muon(Optimizer):
     """`torch.optim.Muon` for small matrices: all matrices of one shape take their step together.
 

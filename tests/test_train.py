@@ -10,9 +10,11 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import train
 from configs import read_toml
@@ -42,7 +44,7 @@ def assert_same_run(a: Path, b: Path) -> None:
         one, other = vars(checkpoint.load(a / name)), vars(checkpoint.load(b / name))
         for field in one.keys() - {"seconds", "train_seconds"}:
             assert equal(one[field], other[field]), f"{field} in {name}"
-    for tag in ("loss", "learning_rate", "grad_norm"):
+    for tag in ("loss", "optimizer/learning_rate", "optimizer/grad_norm"):
         assert curve(a, "train", tag) == curve(b, "train", tag)
     assert curve(a, "val") == curve(b, "val")
 
@@ -51,7 +53,7 @@ def assert_similar(a: Path, b: Path) -> None:
     """The curves are equal up to rounding, and so are the names of the weights."""
     one, other = (checkpoint.load(run / "last.pt").model for run in (a, b))
     assert one.keys() == other.keys()  # a wrapper or compiler adds no prefix
-    for split, tag in (("train", "loss"), ("train", "grad_norm"), ("val", "loss")):
+    for split, tag in (("train", "loss"), ("train", "optimizer/grad_norm"), ("val", "loss")):
         values, expected = ([value for _, value in curve(run, split, tag)] for run in (a, b))
         assert values == pytest.approx(expected, rel=1e-3)
 
@@ -117,7 +119,7 @@ def test_training_equals_a_plain_loop(tiny, text_file, monkeypatch, grad_clip, p
             for parameter, gradient in zip(model.parameters(), gradients, strict=True):
                 parameter.sub_(lr * clip_factor * gradient)
     assert max(norm for _, norm, _ in expected) > 0.3  # so that it is clipped
-    for i, tag in enumerate(("loss", "grad_norm", "learning_rate")):
+    for i, tag in enumerate(("loss", "optimizer/grad_norm", "optimizer/learning_rate")):
         logged = [value for _, value in curve(Path("run"), "train", tag)]
         assert logged == pytest.approx([values[i] for values in expected], rel=1e-3)
     saved = checkpoint.load("run/last.pt").model
@@ -188,8 +190,41 @@ def test_a_run_directory_holds_config_checkpoints_summary_and_curves(tiny, text_
     assert losses[result["best_iter"]] == pytest.approx(result["best_val_loss"])
     assert [step for step, _ in curve(run, "train")] == [0, 10, 20]
     assert curve(run, "train")[0][1] == pytest.approx(math.log(len(set(text))), rel=1e-3)
-    for tag in ("learning_rate", "grad_norm", "chars_per_second"):
+    for tag in ("optimizer/learning_rate", "optimizer/grad_norm", "speed/chars_per_second"):
         assert curve(run, "train", tag)
+
+
+def test_tensorboard_gets_images_a_sample_the_config_and_the_embedding(tiny):
+    for max_iters, flags in ((10, ("--out_dir", "run")), (20, ())):
+        command = tiny if flags else lambda *more: train.main(["--resume", "run", *more])
+        assert command("--max_iters", str(max_iters), *flags) == 0
+        events = EventAccumulator("run/val").Reload()
+        assert events.Tags()["tensors"] == ["sample/text_summary"]
+        images = [f"map/layer {layer}, head {head}" for layer in (1, 2) for head in (1, 2)]
+        assert events.Tags()["images"] == images
+        hparams = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+        assert b"learning_rate" in hparams
+        best = min(loss for _, loss in curve(Path("run"), "val"))
+        assert curve(Path("run"), "val", "loss_best")[-1][1] == pytest.approx(best)
+        for optimizer in ("Muon", "AdamW"):
+            ratios = curve(Path("run"), "train", f"optimizer/update_ratio {optimizer}")
+            assert all(0 < ratio < 1e9 for _, ratio in ratios)
+        embedding = checkpoint.load("run/last.pt").model["embedding.weight"]
+        projected = np.loadtxt("run/val/00000/characters/tensors.tsv")
+        np.testing.assert_allclose(projected, embedding, rtol=1e-4, atol=1e-6)
+        assert len(Path("run/val/00000/characters/metadata.tsv").read_text().splitlines()) == 32
+        assert Path("run/val/projector_config.pbtxt").read_text().count("tensor_path") == 1
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_terminal_shows_the_samples_and_a_chart_and_a_file_does_not(
+    terminal, tiny, monkeypatch, capsys
+):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    assert tiny("--max_iters", "6", "--eval_interval", "3", "--out_dir", "run") == 0
+    output = capsys.readouterr()
+    assert ("● validation" in output.out) == terminal
+    assert len(output.err.splitlines()) == (4 if terminal else 2)
 
 
 def test_the_saved_config_trains_the_same_again_in_a_new_directory(tiny):

@@ -5,7 +5,15 @@ import torch
 from torch import nn
 
 from model.gpt import GPT, GPTConfig
-from model.optim import Muon, OptimConfig, learning_rate, make_optimizers, orthogonalize
+from model.optim import (
+    Muon,
+    OptimConfig,
+    learning_rate,
+    make_optimizers,
+    orthogonalize,
+    parameters_of,
+    update_ratio,
+)
 
 
 def make_model() -> GPT:
@@ -115,3 +123,14 @@ def test_orthogonalized_matrices_have_singular_values_near_one_at_any_scale(shap
         assert singular_values.min() > 0.3
         assert singular_values.max() < 1.3
     assert orthogonalize(torch.zeros(shape), dtype).isfinite().all()
+
+
+def test_update_ratio_is_the_norm_of_the_change_over_the_norm_of_the_weights():
+    parameters = random_parameters([(3, 4), (5,)])
+    optimizer = torch.optim.SGD([{"params": [parameter]} for parameter in parameters], lr=0.5)
+    before = [parameter.detach().clone() for parameter in parameters_of(optimizer)]
+    optimizer.step()
+    weights = torch.cat([weight.flatten() for weight in before])
+    gradients = torch.cat([parameter.grad.flatten() for parameter in parameters])
+    expected = 0.5 * gradients.norm() / weights.norm()
+    assert update_ratio(optimizer, before) == pytest.approx(expected.item())

@@ -1,0 +1,81 @@
+"""Pictures of a run: images of attention for TensorBoard, a chart of the loss for the terminal.
+
+Shapes: T characters (queries and keys).
+"""
+
+import math
+
+import numpy as np
+import torch
+from PIL import Image, ImageDraw, ImageFont  # TensorBoard installs Pillow
+
+from model.attention_page import record_attention
+from model.gpt import GPT
+
+CELL = 10  # pixels of one weight
+
+
+@torch.inference_mode()
+def attention_images(model: GPT, vocab: str, ids: list[int]) -> dict[str, np.ndarray]:
+    """An RGB image of the weights of every layer and head, by name, for a text of T characters.
+
+    Rows are queries, columns are keys; the characters stand at both axes. `model` is in eval mode.
+    """
+    with record_attention(model) as calls:
+        model(torch.tensor([ids], device=next(model.parameters()).device))
+    images = {}
+    for layer, call in enumerate(calls, start=1):
+        for head, weights_TS in enumerate(call.weights_BHTS[0].float().cpu().numpy(), start=1):
+            images[f"layer {layer}, head {head}"] = draw_weights(weights_TS, vocab, ids)
+    return images
+
+
+def draw_weights(weights_TS: np.ndarray, vocab: str, ids: list[int]) -> np.ndarray:
+    """The image of one head: white is 0, dark blue 1. The root makes small weights visible."""
+    T, font = len(ids), ImageFont.load_default(size=CELL)
+    white, blue = np.array([255, 255, 255]), np.array([0, 60, 140])
+    shade_TS1 = np.sqrt(weights_TS.clip(0, 1))[..., None]
+    cells = Image.fromarray((white + (blue - white) * shade_TS1).astype(np.uint8))
+    image = Image.new("RGB", ((T + 2) * CELL, (T + 2) * CELL), "#eeeeee")
+    image.paste(cells.resize((T * CELL, T * CELL), Image.Resampling.NEAREST), (2 * CELL, 2 * CELL))
+    draw = ImageDraw.Draw(image)
+    for i, id_ in enumerate(ids):
+        middle = (i + 2.5) * CELL
+        label = vocab[id_] if vocab[id_].isprintable() else "¶"
+        draw.text((CELL, middle), label, "black", font, anchor="mm")
+        draw.text((middle, CELL), label, "black", font, anchor="mm")
+    return np.asarray(image)
+
+
+def loss_chart(
+    train: list[tuple[int, float]], val: list[tuple[int, float]], width: int = 64, height: int = 12
+) -> str:
+    """Both curves, points (step, nats per character), as text. The loss axis is logarithmic."""
+    last_step = max(step for step, _ in train + val) or 1
+    values = [value for _, value in train + val]
+    low, high = math.log(min(values)), math.log(max(values))
+    rows = [[" "] * width for _ in range(height)]
+    for mark, points in (("·", train), ("●", val)):
+        for step, value in points:
+            row = (high - math.log(value)) / (high - low or 1) * (height - 1)
+            rows[round(row)][round(step / last_step * (width - 1))] = mark
+    labels = {0: f"{max(values):.2f}", height - 1: f"{min(values):.2f}"}
+    lines = [f"{labels.get(i, ''):>6} │{''.join(row).rstrip()}" for i, row in enumerate(rows)]
+    axis = f"{'0':<{width - len(f'{last_step:,}')}}{last_step:,}"
+    return "\n".join(
+        [*lines, f"       └{'─' * width}", f"        {axis}", "        · train  ● validation"]
+    )
+
+
+def overfitting_hint(train: list[tuple[int, float]], val: list[tuple[int, float]]) -> str:
+    """One sentence if the validation loss rises while the training loss falls, otherwise ""."""
+    best_step, best = min(val, key=lambda point: point[1])
+    early = [value for step, value in train if step <= best_step][-10:]
+    late = [value for step, value in train if step > best_step][-10:]
+    if not early or not late or val[-1][1] < best + 0.01 or np.mean(late) > np.mean(early):
+        return ""
+    return (
+        f"The validation loss rises from step {best_step:,} on while the training loss falls: the "
+        "model overfits. best.pt is from that step. A longer text, more --dropout or "
+        "--weight_decay, or a smaller --max_iters helps."
+    )
