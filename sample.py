@@ -5,7 +5,7 @@ import itertools
 import math
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Literal, TextIO
@@ -135,13 +135,15 @@ def run_interactive(
         write("\n", out)
 
 
-def open_out(out: str | None, encoding: str, source: Path) -> contextlib.AbstractContextManager:
-    """The file to write to, or standard output."""
+def open_out(
+    out: str | None, encoding: str, inputs: Iterable[Path | str | None]
+) -> contextlib.AbstractContextManager:
+    """The file to write to, which must not be one of the inputs, or standard output."""
     if out is None:
         return contextlib.nullcontext(sys.stdout)
-    same_file = os.path.realpath(out) == os.path.realpath(source)
-    if same_file or Path(out).suffix.lower() == ".pt":
-        raise UserError(f"{out} is the name of a checkpoint. Choose another for the output.")
+    read = [os.path.realpath(path) for path in inputs if path is not None]
+    if os.path.realpath(out) in read or Path(out).suffix.lower() == ".pt":
+        raise UserError(f"{out} is an input or a checkpoint. Choose another name for the output.")
     try:
         return open(out, "w", encoding=encoding, newline="")
     except OSError as error:
@@ -184,9 +186,10 @@ def main(argv: list[str]) -> int:
     model.to(device).eval()
 
     hint = "Use a smaller --num_samples or a shorter text."
-    out_file, page_file = open_out(config.text.out, encoding, path), contextlib.nullcontext()
+    inputs = (path, score, config.text.prompt_file)
+    out_file, page_file = open_out(config.text.out, encoding, inputs), contextlib.nullcontext()
     if config.text.attention is not None:
-        page_file = open_out(config.text.attention, "utf-8", path)
+        page_file = open_out(config.text.attention, "utf-8", (*inputs, config.text.out))
     about = f"{path}, step {saved.step}, on {device}"
     print_line(about, sys.stderr)
     try:

@@ -32,7 +32,7 @@ from model.device import (
     dtype_name,
     make_scaler,
     maybe_compile,
-    seed_torch,
+    seed_all,
 )
 from model.errors import (
     DivergenceCheck,
@@ -55,7 +55,7 @@ def cross_entropy(logits_BTV: Tensor, y_BT: Tensor) -> Tensor:
     return F.cross_entropy(logits_BTV.flatten(0, 1).float(), y_BT.flatten())
 
 
-@torch.inference_mode()
+@torch.no_grad()  # inference_mode would spoil tensors that an edited network keeps for training
 def evaluate(
     model: GPT, corpus: Corpus, device: torch.device, dtype: torch.dtype, processes: Processes
 ) -> float:
@@ -146,7 +146,7 @@ def train(
         )
 
     # Model and optimizers
-    seed_torch(run_config.seed)
+    seed_all(run_config.seed)
     model = GPT(model_config, vocab_size=len(corpus.tokenizer.vocab)).to(device)
     optimizers = make_optimizers(model, optim_config, muon_dtype=dtype)
     scaler = make_scaler(device, dtype)
@@ -205,7 +205,9 @@ def train(
         loss_fn = maybe_compile(
             model_loss, config.system.compile, device, dtype, next(micro_batches(0))
         )
-        model.zero_grad()  # compiling makes a backward pass
+        model.zero_grad()  # compiling makes a forward and a backward pass
+        if saved is not None:
+            model.load_state_dict(saved.model)  # an edited network may have buffers
 
         # The training loop
         while True:
@@ -248,7 +250,7 @@ def train(
             # Forward and backward pass
             step_start = time.perf_counter()
             lr = learning_rate(step, optim_config)
-            seed_torch(run_config.seed, step, processes.rank)  # for dropout
+            seed_all(run_config.seed, step, processes.rank)  # for dropout
             step_loss = torch.zeros((), device=device)
             for x_BT, y_BT in micro_batches(step):
                 with autocast(device, dtype):

@@ -125,10 +125,11 @@ def config_keys(config_class: type) -> dict[str, Key]:
             optional = NoneType in get_args(kind)
             if optional and len(types) == 1:
                 kind = types[0]
-            if f.name in keys or (kind not in KINDS and get_origin(kind) is not Literal):
+            is_choice = get_origin(kind) is Literal and bool not in map(type, get_args(kind))
+            if f.name in keys or (kind not in KINDS and not is_choice):
                 raise TypeError(f"{f.name} is declared twice or has an unsupported type: {kind}")
             interval = "(-inf, inf)" if kind in (int, float) else ""
-            if interval and texts and re.fullmatch(r"[\[(].+, .+[\])]", texts[-1]):
+            if interval and texts and re.fullmatch(r"[\[(]\S+, \S+[\])]", texts[-1]):
                 interval = texts.pop()
             keys[f.name] = Key(group, kind, optional, f.default, " ".join(texts), interval)
     return keys

@@ -75,10 +75,11 @@ def fused_attend(q: Tensor, k: Tensor, v: Tensor, causal=False, scale=None, wind
 
 def choose_attend():
     """`fused_attend` if it gives what `attend` gives on a small example, otherwise `attend`."""
-    x_BHTD = torch.arange(2 * 40 * 4).view(1, 2, 40, 4).double()
-    q, k, v = 8 * x_BHTD.sin(), x_BHTD.cos(), (x_BHTD / 3).sin()  # scores up to about 16
-    for T, window in ((40, None), (40, 3), (1, None)):
-        arguments = {"q": q[:, :, -T:], "k": k, "v": v, "causal": True, "window": window}
+    x_BHSD = torch.arange(2 * 600 * 6).view(1, 2, 600, 6).double()
+    q, k, v = 8 * x_BHSD.sin(), x_BHSD.cos(), (x_BHSD / 3).sin()  # scores up to about 20
+    for T, S, window in ((40, 40, None), (40, 40, 3), (4, 600, None), (1, 600, 500)):
+        arguments = {"q": q[:, :, S - T : S], "k": k[:, :, :S], "v": v[:, :, :S]}
+        arguments |= {"causal": True, "window": window}
         if not torch.allclose(fused_attend(**arguments), attend(**arguments)):
             print_once(
                 "note: attend differs from fused_attend (model/attention.py). The equation is "

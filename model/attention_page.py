@@ -66,7 +66,7 @@ def record_attention(model: nn.Module) -> Iterator[list[AttentionCall]]:
             layer.attend_fn = attend
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def attention_page(model: GPT, vocab: str, ids: list[int], about: str) -> str:
     """An HTML page, complete in itself, that shows what `model` computed for a text.
 

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import random
 import re
 import sys
 import time
@@ -108,10 +109,13 @@ def make_scaler(device: torch.device, dtype: torch.dtype) -> torch.amp.GradScale
     return torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
 
 
-def seed_torch(*key: int) -> None:
-    """Make the random numbers that torch draws next a function of `key`."""
+def seed_all(*key: int) -> None:
+    """Make the random numbers that torch, NumPy and Python draw next a function of `key`."""
     sequence = np.random.SeedSequence(key[0], spawn_key=key[1:])
-    torch.manual_seed(int(sequence.generate_state(1, np.uint64)[0]))
+    seed = int(sequence.generate_state(1, np.uint64)[0])
+    torch.manual_seed(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
 
 
 def configure_torch(device: torch.device) -> None:
@@ -153,11 +157,11 @@ def maybe_compile(
         options = {"fallback_random": device.type == "cpu"}
         compiled = torch.compile(loss_fn, dynamic=False, options=options)
         with autocast(device, dtype):
-            seed_torch(0)
+            seed_all(0)
             loss = compiled(*batch)
             loss.backward()
             with torch.no_grad():
-                seed_torch(0)
+                seed_all(0)
                 expected = loss_fn(*batch)
         if torch.allclose(loss, expected, rtol=0.1):  # dropout may differ on a GPU
             return compiled
@@ -175,10 +179,18 @@ class Processes:
     """
 
     def __init__(self) -> None:
-        # torchrun sets all three; some clusters set WORLD_SIZE alone.
-        launched = all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"))
-        self.rank = int(os.environ["RANK"]) if launched else 0
-        self.world_size = int(os.environ["WORLD_SIZE"]) if launched else 1
+        # torchrun sets all of these; some clusters set WORLD_SIZE alone.
+        names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+        self.rank, self.world_size = 0, 1
+        if all(name in os.environ for name in names):
+            try:
+                self.rank, self.world_size = (int(os.environ[name]) for name in names[:2])
+            except ValueError:
+                self.world_size = 0
+        if not 0 <= self.rank < self.world_size:
+            raise UserError(
+                "RANK and WORLD_SIZE are not valid. Start with torchrun, or unset them."
+            )
         self.is_main = self.rank == 0
 
     def __enter__(self) -> "Processes":

@@ -41,7 +41,7 @@ def report_errors(main: Callable[[list[str]], int]) -> Callable[..., int]:
             if getattr(sys, name) is None:  # closed by the parent process
                 setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
         if hasattr(sys.stdout, "reconfigure"):
-            sys.stdout.reconfigure(encoding="utf-8", newline="")  # Windows: not the code page
+            sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace", newline="")
         try:
             return main(sys.argv[1:] if argv is None else argv)
         except SystemExit as done:  # argparse, after --help

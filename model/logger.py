@@ -30,12 +30,13 @@ from model.pictures import loss_chart, overfitting_hint
 def new_run_dir(out_dir: str | None) -> Iterator[Path]:
     """Create and lock `out_dir`, or a new folder under runs/ named after the time.
 
-    Raises UserError if it already holds a run or cannot be written. It is removed again if nothing
-    was written to it.
+    Raises UserError if it already holds a run or cannot be written. A new folder to which nothing
+    was written is removed again.
     """
     name = out_dir or datetime.now().strftime("runs/%Y%m%d-%H%M%S")
     for i in itertools.count(1):
         path = Path(name if i == 1 else f"{name}-{i}")
+        is_new = not path.exists()
         try:
             path.mkdir(parents=True, exist_ok=out_dir is not None)
             break
@@ -53,8 +54,9 @@ def new_run_dir(out_dir: str | None) -> Iterator[Path]:
         try:
             yield path
         finally:
-            with contextlib.suppress(OSError):  # not empty
-                path.rmdir()
+            if is_new:
+                with contextlib.suppress(OSError):  # not empty
+                    path.rmdir()
 
 
 @contextlib.contextmanager
@@ -115,8 +117,10 @@ class RunLogger:
         )
         if run_dir is None:
             return
-        for leftover in run_dir.glob("*.tmp"):  # of a killed process
-            leftover.unlink(missing_ok=True)
+        for name in ("last.pt", "best.pt", "config.toml", "summary.json"):
+            for leftover in run_dir.glob(f"{name}.*.tmp"):  # of a killed process
+                leftover.unlink(missing_ok=True)
+        self.inode = run_dir.stat().st_ino
         with atomic_write(run_dir / "config.toml") as file:
             file.write(config_toml.encode())
         threading.excepthook = _ignore_disk_errors
@@ -189,7 +193,6 @@ class RunLogger:
         """Log the characters' embedding to TensorBoard's Projector, at the end of a run."""
         for folder in self.run_dir.glob("val/0*"):  # of the same run before it was resumed
             shutil.rmtree(folder)
-        (self.run_dir / "val/projector_config.pbtxt").unlink(missing_ok=True)
         labels = [char if char.isprintable() and char != " " else repr(char) for char in vocab]
         for layer in model.modules():
             if isinstance(layer, nn.Embedding) and layer.num_embeddings == len(vocab):
@@ -204,8 +207,10 @@ class RunLogger:
         return chars / max(self.state.train_seconds, 1e-9)
 
     def flush(self) -> None:
-        """Write all curves to their files."""
+        """Write all curves to their files. Raises RunError if the run directory was replaced."""
         with self._disk_errors():
+            if self.run_dir.stat().st_ino != self.inode:
+                raise RunError(f"{self.run_dir} is no longer the directory of this run.")
             for writer in self.writers.values():
                 writer.flush()
 

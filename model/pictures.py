@@ -15,7 +15,7 @@ from model.gpt import GPT
 CELL = 10  # pixels of one weight
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def attention_images(model: GPT, vocab: str, ids: list[int]) -> dict[str, np.ndarray]:
     """An RGB image of the weights of every layer and head, by name, for a text of T characters.
 

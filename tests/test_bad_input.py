@@ -72,9 +72,9 @@ CASES = [
     ("sample.py --top_p 0", "top_p is 0"),
     ("sample.py --temprature 1", "'temprature'", "temperature"),
     ("sample.py --out missing/poem.txt", "missing/poem.txt cannot be written"),
-    ("sample.py --out poem.PT", "poem.PT is the name of a checkpoint"),
-    ("sample.py model.bin --out ./model.bin", "./model.bin is the name of a checkpoint"),
-    ("sample.py model.bin --attention model.bin", "model.bin is the name of a checkpoint"),
+    ("sample.py --out poem.PT", "poem.PT is an input or a checkpoint"),
+    ("sample.py model.bin --out ./model.bin", "./model.bin is an input or a checkpoint"),
+    ("sample.py model.bin --attention model.bin", "model.bin is an input or a checkpoint"),
     ("sample.py --attention missing/page.html", "missing/page.html cannot be written"),
     ("sample.py --attention page.html --interactive", "interactive", "attention"),
 ]

@@ -26,7 +26,7 @@ import configs
 import sample
 import train
 from model import attention, checkpoint, csampler, errors, generate, gpt, optim
-from model.device import seed_torch
+from model.device import seed_all
 from tests.conftest import LINES, curve
 from tests.test_train import assert_same_run
 
@@ -347,7 +347,7 @@ def test_everything_follows_an_edit_of_the_network(edit, monkeypatch, check_all_
         make_edit(monkeypatch, module, name, replacement)
     model = check_all_follows(uses_csampler=edit in SAME_LOGITS)
     muon, adamw = optim.make_optimizers(model, optim.OptimConfig(), torch.float32)
-    seed_torch(1337)
+    seed_all(1337)
     fresh = sample.GPT(model.config, len(VOCAB)).state_dict()
     for name, parameter in model.named_parameters():
         owners = [
@@ -379,8 +379,23 @@ class MixesOutsideTheCache(gpt.MLP):
         return super().forward(x_BTC.cumsum(1) / counts_T1)
 
 
+class SeesDoubledCharacters(gpt.GPT):
+    """Its embedding knows whether a character is the same as the one before, the cache does not."""
+
+    def __init__(self, config, vocab_size):
+        super().__init__(config, vocab_size)
+        self.doubled = nn.Parameter(torch.randn(config.n_embd))
+        self.embedding.register_forward_hook(self.mark)
+
+    def mark(self, layer, inputs, x_BTC):
+        (ids_BT,) = inputs
+        is_doubled = F.pad(ids_BT[:, 1:] == ids_BT[:, :-1], (1, 0))
+        return x_BTC + is_doubled[..., None] * self.doubled
+
+
 @pytest.mark.parametrize(
-    ("name", "edit"), [("GPT", SharedBlocksGPT), ("MLP", MixesOutsideTheCache)]
+    ("name", "edit"),
+    [("GPT", SharedBlocksGPT), ("MLP", MixesOutsideTheCache), ("GPT", SeesDoubledCharacters)],
 )
 def test_a_network_that_needs_more_than_its_cache_is_refused(name, edit, tiny, monkeypatch, capsys):
     make_edit(monkeypatch, gpt, name, edit)
@@ -389,6 +404,46 @@ def test_a_network_that_needs_more_than_its_cache_is_refused(name, edit, tiny, m
     if status == 0:  # shared blocks: the C sampler, which needs no cache, computes them rightly
         assert sample.main(["run", "--score", "scored.txt"]) == 1
     assert "other logits with a cache than without" in capsys.readouterr().err.splitlines()[-1]
+
+
+class KeepsAConstant(attention.Attention):
+    """Keeps a tensor of the first forward pass for all others."""
+
+    def forward(self, x_BTC, cos_TE, sin_TE, cache=None):
+        if not hasattr(self, "gains_C"):
+            self.gains_C = torch.ones(x_BTC.size(-1)) * 2
+        return super().forward(x_BTC * self.gains_C, cos_TE, sin_TE, cache)
+
+
+def test_a_network_may_keep_tensors_of_an_evaluation_for_training(tiny, monkeypatch):
+    make_edit(monkeypatch, gpt, "Attention", KeepsAConstant)
+    flags = ("--max_iters", "2", "--dtype", "float32", "--out_dir", "run")
+    assert tiny(*flags) == 0
+    assert train.main(["--resume", "run", "--max_iters", "6", "--eval_interval", "2"]) == 0
+
+
+class BatchNormInMLP(gpt.MLP):
+    def __init__(self, config):
+        super().__init__(config)
+        self.norm = nn.BatchNorm1d(config.n_embd)
+
+    def forward(self, x_BTC):
+        return super().forward(self.norm(x_BTC.mT).mT)
+
+
+def test_a_network_with_buffers_resumes_exactly_also_after_compiling(tiny, monkeypatch):
+    def run_once(loss_fn, *args):  # as compiling does
+        loss_fn(*args[-1])
+        return loss_fn
+
+    make_edit(monkeypatch, gpt, "MLP", BatchNormInMLP)
+    monkeypatch.setattr(train, "maybe_compile", run_once)
+    assert tiny("--max_iters", "9", "--out_dir", "whole") == 0
+    with monkeypatch.context() as patch:
+        interrupt_at_step(patch, 5)
+        assert tiny("--max_iters", "9", "--out_dir", "resumed") == 128 + signal.SIGTERM
+    assert train.main(["--resume", "resumed"]) == 0
+    assert_same_run(Path("whole"), Path("resumed"))
 
 
 class EmbeddingWithoutOneId(nn.Embedding):
@@ -402,14 +457,25 @@ class BansOneCharacterGPT(gpt.GPT):
         return logits_BTV.index_fill(-1, torch.tensor([3]), -math.inf)
 
 
-def test_the_csampler_notices_one_edited_id_and_infinite_logits(monkeypatch):
+class WithoutRepetition(gpt.GPT):
+    """The character that was just written becomes less likely if it was doubled."""
+
+    def forward(self, ids_BT, cache=None):
+        logits_BTV = super().forward(ids_BT, cache)
+        is_doubled = F.pad(ids_BT[:, 1:] == ids_BT[:, :-1], (1, 0))
+        return logits_BTV - 2 * F.one_hot(ids_BT, logits_BTV.size(-1)) * is_doubled[..., None]
+
+
+def test_the_csampler_notices_edits_of_one_id_or_of_doubled_characters_and_infinite_logits():
     config = gpt.GPTConfig(n_layer=1, n_head=2, n_embd=16, block_size=16)
-    for model in (gpt.GPT(config, 65), BansOneCharacterGPT(config, 65)):
+    for model in (
+        gpt.GPT(config, 65),
+        BansOneCharacterGPT(config, 65),
+        WithoutRepetition(config, 65),
+    ):
         for parameter in model.parameters():
             nn.init.normal_(parameter, std=0.3)
-        assert (csampler.make_csampler(model.eval()) is None) == isinstance(
-            model, BansOneCharacterGPT
-        )
+        assert (csampler.make_csampler(model.eval()) is None) == (type(model) is not gpt.GPT)
         model.embedding.__class__ = EmbeddingWithoutOneId
         assert csampler.make_csampler(model) is None
 

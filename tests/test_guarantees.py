@@ -235,6 +235,29 @@ def test_a_run_directory_that_disappears_ends_the_run(tiny, monkeypatch, capsys,
     assert_disk_error(capsys.readouterr().err)
 
 
+def test_a_run_does_not_write_into_a_directory_that_took_the_place_of_its_own(
+    tiny, monkeypatch, capsys
+):
+    def replace_directory(_):
+        Path("run").rename("moved")
+        shutil.copytree("moved", "run")
+
+    at_steps(monkeypatch, [3], replace_directory)
+    assert tiny(*STEPS, "--eval_interval", "4", "--out_dir", "run") == 1
+    assert "no longer the directory of this run" in capsys.readouterr().err
+    assert not Path("run/last.pt").exists()
+
+
+def test_files_and_folders_of_others_are_not_removed(tiny):
+    Path("mine").mkdir()
+    assert tiny("--data", "missing.txt", "--out_dir", "mine") == 2
+    assert tiny("--data", "missing.txt", "--out_dir", "new") == 2
+    assert not Path("new").exists()
+    Path("mine/notes.tmp").touch()
+    assert tiny("--max_iters", "1", "--out_dir", "mine") == 0
+    assert Path("mine/notes.tmp").exists()
+
+
 @pytest.mark.parametrize("room", [0, 10_000], ids=["no room", "no room for a checkpoint"])
 def test_a_full_disk_ends_the_run_and_leaves_what_was_saved(tiny, capsys, room):
     """A limit on the size of files stands in for a full disk."""

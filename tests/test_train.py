@@ -20,7 +20,7 @@ import train
 from configs import read_toml
 from data.corpus import DataConfig, open_corpus
 from model import checkpoint
-from model.device import seed_torch
+from model.device import seed_all
 from model.gpt import GPT, GPTConfig
 from tests.conftest import curve, summary
 
@@ -105,7 +105,7 @@ def test_training_equals_a_plain_loop(tiny, text_file, monkeypatch, grad_clip, p
     assert tiny("--out_dir", "run", *(f"--{key}={value}" for key, value in flags.items())) == 0
 
     corpus = open_corpus(DataConfig(data=str(text_file)), block_size=16)
-    seed_torch(1337)
+    seed_all(1337)
     model = GPT(GPTConfig(2, 2, 16, 16), vocab_size=len(corpus.tokenizer.vocab))
     expected = []
     for step, lr in enumerate([1.0, 1.6, 1.2, 0.8, 0.4]):  # one step of warmup, then linear decay
@@ -194,7 +194,7 @@ def test_a_run_directory_holds_config_checkpoints_summary_and_curves(tiny, text_
         assert curve(run, "train", tag)
 
 
-def test_tensorboard_gets_images_a_sample_the_config_and_the_embedding(tiny):
+def test_tensorboard_gets_images_a_sample_the_config_and_the_embedding(tiny, capsys):
     for max_iters, flags in ((10, ("--out_dir", "run")), (20, ())):
         command = tiny if flags else lambda *more: train.main(["--resume", "run", *more])
         assert command("--max_iters", str(max_iters), *flags) == 0
@@ -214,6 +214,7 @@ def test_tensorboard_gets_images_a_sample_the_config_and_the_embedding(tiny):
         np.testing.assert_allclose(projected, embedding, rtol=1e-4, atol=1e-6)
         assert len(Path("run/val/00000/characters/metadata.tsv").read_text().splitlines()) == 32
         assert Path("run/val/projector_config.pbtxt").read_text().count("tensor_path") == 1
+        assert "warning" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("terminal", [False, True])

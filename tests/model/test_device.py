@@ -1,14 +1,16 @@
 """Tests of devices, dtypes, compilation and processes; GPUs are simulated."""
 
 import functools
+import random
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-from model.device import Processes, autocast, choose_device, choose_dtype, maybe_compile, seed_torch
+from model.device import Processes, autocast, choose_device, choose_dtype, maybe_compile, seed_all
 from model.errors import UserError
 
 CPU, CUDA, MPS = torch.device("cpu"), torch.device("cuda"), torch.device("mps")
@@ -111,18 +113,20 @@ def test_a_compiled_loss_is_used_if_wanted_and_equal(monkeypatch, capsys, mode, 
 
 
 def test_random_numbers_are_a_function_of_the_seeds_key():
-    def draw(*key: int) -> float:
-        seed_torch(*key)
-        return torch.rand(()).item()
+    def draw(*key: int) -> tuple[float, ...]:
+        seed_all(*key)
+        return torch.rand(()).item(), np.random.random(), random.random()
 
     assert draw(1, 2) == draw(1, 2)
     keys = [(1,), (1, 0), (1, 0, 0), (1, 2), (1, 3), (2, 2), (1, 2, 1)]
-    assert len({draw(*key) for key in keys}) == len(keys)
+    for numbers in zip(*(draw(*key) for key in keys), strict=True):
+        assert len(set(numbers)) == len(keys)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_processes_share_a_batch_without_gap_or_overlap(monkeypatch, world_size):
     monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.setenv("MASTER_PORT", "29500")
     monkeypatch.setenv("WORLD_SIZE", str(world_size))
     rows = []
     for rank in range(world_size):
