@@ -23,7 +23,8 @@ PORT = "6017"
 
 def screenshot(url: str, name: str, width: int, height: int) -> None:
     """Save what Chromium shows as docs/NAME."""
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
+    # Without WebGL, TensorBoard draws its lines as SVG, which a screenshot does not miss.
+    flags = ["--headless", "--no-sandbox", "--disable-3d-apis", "--hide-scrollbars"]
     flags += [f"--window-size={width},{height}", "--virtual-time-budget=20000"]
     chromium = shutil.which("chromium") or shutil.which("google-chrome") or "chromium-browser"
     subprocess.run([chromium, *flags, f"--screenshot={DOCS / name}", url], check=True)

@@ -59,7 +59,8 @@ act();
 
 def open_in_browser(url: str, milliseconds: int) -> tuple[str, list[str]]:
     """The document after so much of the browser's time, and the lines of its console."""
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--window-size=1280,2000"]
+    # Without WebGL, TensorBoard draws its lines as SVG.
+    flags = ["--headless", "--no-sandbox", "--disable-3d-apis", "--window-size=1280,2000"]
     flags += ["--enable-logging=stderr", f"--virtual-time-budget={milliseconds}", "--dump-dom"]
     command = [CHROMIUM, *flags, url]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
@@ -122,6 +123,8 @@ def test_tensorboard_shows_the_loss_first_and_has_all_tabs(trained_run):
             server.kill()
     titles = re.findall(r'class="[^"]*group-title[^"]*"[^>]*>([^<]*)<', document)
     assert [title.strip() for title in titles if title.strip()][:2] == ["Pinned", "loss"]
+    loss_card = document.partition(">loss<")[2].partition(">loss_best<")[0]
+    assert len(re.findall(r'<path d="M[-\d.]+,[^"]*" style="fill: none', loss_card)) == 2
     assert {run for run, names in tags.items() if "loss" in names} == {"train", "val"}
     for name in ("timeseries", "images", "text", "hparams", "projector"):
         assert plugins[name]["enabled"], name
