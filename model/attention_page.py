@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from model.attention import attention_weights
+from model.errors import RunError
 from model.gpt import GPT
 
 TEMPLATE = Path(__file__).with_name("attention_page.html")
@@ -44,15 +45,19 @@ def record_attention(model: nn.Module) -> Iterator[list[AttentionCall]]:
     calls = []
 
     def recorded(attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def attend_and_record(q: Tensor, k: Tensor, v: Tensor, **options) -> Tensor:
+        def attend_and_record(q: Tensor, k: Tensor, v: Tensor, *args, **options) -> Tensor:
             S = k.size(-2)
             identity_BHSS = torch.eye(S, dtype=v.dtype, device=v.device).expand(*v.shape[:2], S, S)
-            weights_BHTS = attend(q, k, identity_BHSS, **options)
-            is_textbook = options.keys() <= {"causal", "window"} and torch.allclose(
-                weights_BHTS, attention_weights(q, k, **options).to(weights_BHTS), atol=1e-3
+            weights_BHTS = attend(q, k, identity_BHSS, *args, **options)
+            is_textbook = (
+                not args
+                and options.keys() <= {"causal", "window"}
+                and torch.allclose(
+                    weights_BHTS, attention_weights(q, k, **options).to(weights_BHTS), atol=1e-3
+                )
             )
             calls.append(AttentionCall(q, k, v, weights_BHTS, is_textbook))
-            return attend(q, k, v, **options)
+            return attend(q, k, v, *args, **options)
 
         return attend_and_record
 
@@ -77,6 +82,10 @@ def attention_page(model: GPT, vocab: str, ids: list[int], about: str) -> str:
     ids_T = torch.tensor(ids, device=next(model.parameters()).device)
     with record_attention(model) as calls:
         log_probs_TV = model(ids_T[None])[0].float().log_softmax(-1)
+    if not calls:
+        raise RunError(
+            "no layer of the network in model/ calls `attend_fn`, so nothing is recorded."
+        )
     nll = -log_probs_TV[:-1].gather(1, ids_T[1:, None])[:, 0]
     best = log_probs_TV.exp().topk(min(5, len(vocab)))
     weights_LHTS = torch.stack([call.weights_BHTS[0].float() for call in calls]).cpu()

@@ -194,12 +194,10 @@ class RunLogger:
         for folder in self.run_dir.glob("val/0*"):  # of the same run before it was resumed
             shutil.rmtree(folder)
         labels = [char if char.isprintable() and char != " " else repr(char) for char in vocab]
-        for layer in model.modules():
+        for name, layer in model.named_modules():
             if isinstance(layer, nn.Embedding) and layer.num_embeddings == len(vocab):
                 with self._disk_errors():
-                    self.writers["val"].add_embedding(
-                        layer.weight.detach(), labels, tag="characters"
-                    )
+                    self.writers["val"].add_embedding(layer.weight.detach(), labels, tag=name)
 
     def chars_per_second(self) -> float:
         """Training speed, without evaluations and saving."""

@@ -210,9 +210,9 @@ def test_tensorboard_gets_images_a_sample_the_config_and_the_embedding(tiny, cap
             ratios = curve(Path("run"), "train", f"optimizer/update_ratio {optimizer}")
             assert all(0 < ratio < 1e9 for _, ratio in ratios)
         embedding = checkpoint.load("run/last.pt").model["embedding.weight"]
-        projected = np.loadtxt("run/val/00000/characters/tensors.tsv")
+        projected = np.loadtxt("run/val/00000/embedding/tensors.tsv")
         np.testing.assert_allclose(projected, embedding, rtol=1e-4, atol=1e-6)
-        assert len(Path("run/val/00000/characters/metadata.tsv").read_text().splitlines()) == 32
+        assert len(Path("run/val/00000/embedding/metadata.tsv").read_text().splitlines()) == 32
         assert Path("run/val/projector_config.pbtxt").read_text().count("tensor_path") == 1
         assert "warning" not in capsys.readouterr().out
 

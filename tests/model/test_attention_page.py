@@ -11,6 +11,7 @@ import torch
 
 import sample
 from model.attention_page import attention_page, record_attention
+from model.errors import RunError
 from model.gpt import GPT
 from tests.model.test_gpt import random_gpt, random_ids
 from tests.test_edits import NETWORK_EDITS, make_edit
@@ -102,3 +103,10 @@ def test_a_page_of_256_characters_is_below_a_megabyte_and_loads_nothing():
     page = attention_page(model, VOCAB, random_ids(1, 256, V=len(VOCAB))[0].tolist(), "")
     assert len(page.encode()) < 1_000_000
     assert not re.search(r'(src|href)="(?!data:)|url\(|@import|https?:', page)
+
+
+def test_a_network_whose_attention_cannot_be_recorded_is_refused():
+    model = random_gpt().eval()
+    model.forward = lambda ids_BT: torch.zeros(*ids_BT.shape, 5)
+    with pytest.raises(RunError, match="attend_fn"):
+        attention_page(model, "abcde", [0, 1, 2], "")
