@@ -41,35 +41,37 @@ def make_csampler(model: GPT) -> "CSampler | None":
         return None
     if load_library() is None:
         problem = "no C compiler was found"
-    elif difference := find_difference(model):
-        problem = f"the network in model/ differs from model/csampler.c ({difference})"
     else:
-        return CSampler(model)
+        difference = find_parameter_difference(model)
+        if not difference:
+            csampler = CSampler(model)
+            if gives_same_logits(csampler, model):
+                return csampler
+        problem = "the network in model/ differs from model/csampler.c"
+        problem += f" ({difference or 'other logits'})"
     print_once(f"note: {problem}. Sampling uses PyTorch, about 10 times slower.", sys.stderr)
     return None
 
 
-def find_difference(model: GPT) -> str:
-    """How `model` differs from csampler.c, in words; "" if it does not.
-
-    The model must have the parameters that csampler.c expects, and give the same logits, to
-    rounding, on a text longer than its window.
-    """
+def find_parameter_difference(model: GPT) -> str:
+    """The first parameter that csampler.c does not have, or has in another shape, or ""."""
     shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     expected = dict(parameter_shapes(model.config, shapes.get("embedding.weight", (0,))[0]))
-    if shapes != expected:
-        names = [name for name in [*shapes, *expected] if shapes.get(name) != expected.get(name)]
-        return f"parameter {names[0]}"
-    if model.max_length is not None:
-        return "max_length"
-    ids_T = probe_text(model.head.out_features, model.config.block_size)
+    for name in [*shapes, *expected]:
+        if shapes.get(name) != expected.get(name):
+            return f"parameter {name}"
+    return "" if model.max_length is None else "max_length"
+
+
+def gives_same_logits(csampler: "CSampler", model: GPT) -> bool:
+    """Whether both give the same logits, to rounding, on a text longer than the window."""
+    ids_T = probe_text(csampler.vocab_size, model.config.block_size)
     with torch.no_grad():
         expected_TV = model(torch.from_numpy(ids_T)[None])[0].numpy()
-    step = CSampler(model).start(1)
+    step = csampler.start(1)
     logits_TV = np.concatenate([step(ids_11).copy() for ids_11 in ids_T[:, None, None]])
     tolerance = 1e-4 * max(1.0, np.abs(expected_TV).max())
-    equal = np.isfinite(tolerance) and np.abs(logits_TV - expected_TV).max() <= tolerance
-    return "" if equal else "other logits"
+    return bool(np.isfinite(tolerance) and np.abs(logits_TV - expected_TV).max() <= tolerance)
 
 
 def probe_text(V: int, block_size: int) -> np.ndarray:

@@ -135,11 +135,14 @@ def generate(
     text_BT = np.empty((B, start + min(config.max_new_tokens, 1000)), np.int32)
     text_BT[:, :start] = prompt
     new_BT = text_BT[:, :start]
-    for end in range(start, start + config.max_new_tokens):
+    for t in range(config.max_new_tokens):
+        end = start + t
         if end == text_BT.shape[1]:
             text_BT = np.concatenate((text_BT, np.empty_like(text_BT)), axis=1)
+        if t % 64 == 0:
+            uniform_TB = np.stack([rng.random(64) for rng in rngs], axis=1)
         probs_BV = next_char_probs(step(new_BT), text_BT[:, :end], config)
-        ids_B = sample_ids(probs_BV, np.array([rng.random() for rng in rngs]))
+        ids_B = sample_ids(probs_BV, uniform_TB[t % 64])
         text_BT[:, end] = ids_B
         new_BT = ids_B[:, None]
         yield ids_B
