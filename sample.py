@@ -150,6 +150,17 @@ def open_out(
         raise UserError(f"{out} cannot be written: {error.strerror}.") from None
 
 
+@contextlib.contextmanager
+def report_write_errors(target: str) -> Iterator[None]:
+    """A full disk raises RunError. If the reader, such as head, is gone, the rest is discarded."""
+    try:
+        yield
+    except BrokenPipeError:
+        redirect_to_devnull(sys.stdout)
+    except OSError as error:
+        raise RunError(f"{target} cannot be written: {error.strerror}.") from None
+
+
 @report_errors
 def main(argv: list[str]) -> int:
     """The command line. Returns the exit status."""
@@ -187,14 +198,15 @@ def main(argv: list[str]) -> int:
 
     hint = "Use a smaller --num_samples or a shorter text."
     inputs = (path, score, config.text.prompt_file)
-    out_file, page_file = open_out(config.text.out, encoding, inputs), contextlib.nullcontext()
+    out_file, page_file = open_out(config.text.out, encoding, inputs), None
     if config.text.attention is not None:
         page_file = open_out(config.text.attention, "utf-8", (*inputs, config.text.out))
     about = f"{path}, step {saved.step}, on {device}"
     print_line(about, sys.stderr)
-    try:
-        with out_file as out, page_file as page, autocast(device, dtype), out_of_memory_hint(hint):
-            shown = []  # the first text, or the one that is scored
+    with out_of_memory_hint(hint):
+        shown = []  # on the attention page: the first text, or the one that is scored
+        target = config.text.out or "standard output"
+        with report_write_errors(target), out_file as out, autocast(device, dtype):
             if score is not None:
                 shown.append(scored)
                 nats = total_nll(model, scored_ids) / (len(scored_ids) - 1)
@@ -213,14 +225,10 @@ def main(argv: list[str]) -> int:
                         shown.append(piece)
                 if out.isatty():
                     write("\n", out)
-            if page is not None:
-                ids = tokenizer.encode("".join(shown)).tolist()
+        if page_file is not None:
+            ids = tokenizer.encode("".join(shown)).tolist()
+            with report_write_errors(config.text.attention), page_file as page:
                 page.write(attention_page(model, saved.vocab, ids, about))
-    except BrokenPipeError:  # the reader, such as head, has closed
-        redirect_to_devnull(sys.stdout)
-    except OSError as error:
-        target = config.text.out or "standard output"
-        raise RunError(f"{target} cannot be written: {error.strerror}.") from None
     return 0
 
 

@@ -39,14 +39,8 @@ def main(run_dir: str) -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder, "page.html")
-        command = [
-            sys.executable,
-            str(DOCS.parent / "sample.py"),
-            run_dir,
-            "--attention",
-            str(page),
-        ]
-        subprocess.run([*command, "--prompt", "ROMEO:", "--max_new_tokens", "250"], check=True)
+        flags = ["--prompt", "ROMEO:", "--max_new_tokens", "250", "--attention", str(page)]
+        subprocess.run([sys.executable, DOCS.parent / "sample.py", run_dir, *flags], check=True)
         screenshot(page.as_uri(), "attention.png", 1100, 1150)
 
     command = [sys.executable, "-m", "tensorboard.main", "--port", PORT, "--logdir", run_dir]

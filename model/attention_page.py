@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from model.attention import attention_weights
 from model.errors import RunError
 from model.gpt import GPT
 
@@ -32,7 +31,6 @@ class AttentionCall(NamedTuple):
     k_BHSD: Tensor
     v_BHSD: Tensor
     weights_BHTS: Tensor
-    is_textbook: bool  # the weights are softmax(Q Kᵀ / √d + mask)
 
 
 @contextlib.contextmanager
@@ -49,14 +47,7 @@ def record_attention(model: nn.Module) -> Iterator[list[AttentionCall]]:
             S = k.size(-2)
             identity_BHSS = torch.eye(S, dtype=v.dtype, device=v.device).expand(*v.shape[:2], S, S)
             weights_BHTS = attend(q, k, identity_BHSS, *args, **options)
-            is_textbook = (
-                not args
-                and options.keys() <= {"causal", "window"}
-                and torch.allclose(
-                    weights_BHTS, attention_weights(q, k, **options).to(weights_BHTS), atol=1e-3
-                )
-            )
-            calls.append(AttentionCall(q, k, v, weights_BHTS, is_textbook))
+            calls.append(AttentionCall(q, k, v, weights_BHTS))
             return attend(q, k, v, *args, **options)
 
         return attend_and_record
@@ -106,17 +97,18 @@ def attention_page(model: GPT, vocab: str, ids: list[int], about: str) -> str:
         "weights": pack((visible * 65535).round().numpy().astype("<u2")),
         "vectors": None,
     }
-    if all(call.is_textbook for call in calls):
+    # The numbers of softmax(Q Kᵀ / √d + mask), unless the equation was edited.
+    scores = [call.q_BHTD[0].float() @ call.k_BHSD[0].float().mT for call in calls]
+    scores_LHTS = torch.stack(scores).cpu() / data["width"] ** 0.5
+    scores_LHTS = scores_LHTS.masked_fill(weights_LHTS == 0, -torch.inf)
+    if torch.allclose(scores_LHTS.softmax(-1), weights_LHTS, atol=1e-3):
         vectors = [
             [x[0, ..., :SHOWN_NUMBERS].float() for x in (call.q_BHTD, call.k_BHSD, call.v_BHSD)]
             for call in calls
         ]
         vectors_LH3TN = torch.stack([torch.stack(qkv, dim=1) for qkv in vectors])
-        scores = [call.q_BHTD[0].float() @ call.k_BHSD[0].float().mT for call in calls]
-        scores_LHTS = torch.stack(scores).cpu() / data["width"] ** 0.5
-        log_sums_LHT = scores_LHTS.masked_fill(weights_LHTS == 0, -torch.inf).logsumexp(-1)
         data["vectors"] = pack(vectors_LH3TN.cpu().numpy().astype("<f4"))
-        data["log_sums"] = pack(log_sums_LHT.numpy().astype("<f4"))
+        data["log_sums"] = pack(scores_LHTS.logsumexp(-1).numpy().astype("<f4"))
         data["numbers"] = vectors_LH3TN.size(-1)
     # In a script, "<" could begin a tag that ends it.
     content = json.dumps(data, ensure_ascii=False).replace("<", "\\u003c")

@@ -16,6 +16,7 @@ import torch
 
 from model.attention_page import attention_page, record_attention
 from tests.model.test_gpt import random_gpt
+from tests.test_edits import NETWORK_EDITS, make_edit
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
@@ -29,12 +30,15 @@ ACTIONS = """<script>
 async function act() {
   while (!document.querySelector("#weights")) await new Promise((done) => setTimeout(done, 50));
   const text = document.getElementById("text"), seen = {};
+  const titles = [...document.querySelectorAll("#weights th")].map((th) => th.innerText);
+  const column = titles.indexOf("weight");
   const look = () => ({
     chosen: Number(text.getAttribute("aria-valuenow")),
     spoken: text.getAttribute("aria-valuetext"),
     picture: [...document.getElementById("looked").children].map((span) => span.style.background),
     total: document.getElementById("total").textContent,
-    weights: [...document.querySelectorAll("#weights td:nth-child(4)")].map((td) => td.innerText),
+    weights: [...document.querySelectorAll("#weights tbody tr")].map(
+      (tr) => tr.cells[column].innerText),
   });
   const press = (key) => text.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
   const point = (t, type) => text.children[t].dispatchEvent(
@@ -67,7 +71,12 @@ def open_in_browser(url: str, milliseconds: int) -> tuple[str, list[str]]:
     return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
 
 
-def test_attention_page_follows_mouse_and_keys_and_shows_hostile_text_as_text(tmp_path):
+@pytest.mark.parametrize("edit", ["none", "gate in attention", "softcap in attend"])
+def test_attention_page_follows_mouse_and_keys_and_shows_hostile_text_as_text(
+    edit, tmp_path, monkeypatch
+):
+    for module, name, replacement in NETWORK_EDITS[edit]:
+        make_edit(monkeypatch, module, name, replacement)
     vocab = "".join(sorted(set(HOSTILE)))
     model = random_gpt(V=len(vocab), block_size=16).float().eval()
     ids = [vocab.index(char) for char in HOSTILE]

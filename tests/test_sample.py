@@ -17,6 +17,7 @@ import sample
 import train
 from model import checkpoint
 from tests.conftest import LINES, ROOT
+from tests.model.test_attention_page import page_data
 
 RANDOM = ["--temperature", "2", "--max_new_tokens", "60"]  # so that no two texts are equal
 
@@ -111,6 +112,32 @@ def test_score_is_printed_in_nats_and_bits_with_the_number_of_characters(run_sam
     assert words[-3:] == ["over", "700", "characters"]
 
 
+def test_attention_page_shows_the_text_that_is_written_or_scored(run_sample):
+    flags = ["--attention", "page.html", "--num_samples", "2", "--max_new_tokens", "40"]
+    for prompt in ("KATE:", ""):
+        text = run_sample("--prompt", prompt, *flags).split(sample.SEPARATOR)[0]
+        assert (
+            "".join(page_data(Path("page.html").read_text("utf-8"))["chars"]).strip()
+            == text.strip()
+        )
+    Path("scored.txt").write_text(LINES[:90])
+    run_sample("--score", "scored.txt", "--attention", "page.html")
+    page = page_data(Path("page.html").read_text("utf-8"))
+    assert "".join(page["chars"]) == "\n" + LINES[:90]
+    words = run_sample("--score", "scored.txt").split()
+    assert float(words[0]) == pytest.approx(sum(page["nll"][1:]) / 90, abs=1e-3)
+
+
+def test_attention_page_is_complete_when_the_reader_of_the_text_stops(run_dir):
+    argv = [sys.executable, str(ROOT / "sample.py"), "--max_new_tokens", "10000000"]
+    with subprocess.Popen([*argv, "--attention", "page.html"], stdout=subprocess.PIPE) as piped:
+        text = piped.stdout.read(5).decode()
+        piped.stdout.close()
+        assert piped.wait(60) == 0
+    assert len(text) == 5
+    assert page_data(Path("page.html").read_text("utf-8"))["chars"]
+
+
 def test_interactive_continues_each_line(run_dir, run_sample, capsys, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO("KATE:\nTOM: é\n\nKATE:\n"))
     assert sample.main(["--interactive", *RANDOM]) == 0
@@ -180,4 +207,6 @@ def test_ctrl_c_and_a_closed_pipe_end_all_threads(run_dir):
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
 def test_a_full_disk_is_one_line(run_dir, capsys):
     assert sample.main(["--out", "/dev/full"]) == 1
+    assert "\nerror: /dev/full cannot be written" in capsys.readouterr().err
+    assert sample.main(["--attention", "/dev/full"]) == 1
     assert "\nerror: /dev/full cannot be written" in capsys.readouterr().err
