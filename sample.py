@@ -46,9 +46,7 @@ class TextConfig:
     which: Annotated[Literal["best", "last"], "checkpoint of the run"] = "best"
     interactive: Annotated[bool, "continue one prompt after another; Ctrl-C ends a text"] = False
     score: Annotated[str | None, "print the loss of this file, per character, and exit"] = None
-    attention: Annotated[
-        str | None, "write a page (HTML) that shows what each head looked at in the text"
-    ] = None
+    attention: Annotated[str | None, "write an HTML page: what each head looked at"] = None
 
     def __post_init__(self) -> None:
         exclusive = ("prompt", "prompt_file", "interactive", "score")

@@ -46,7 +46,7 @@ from model.errors import (
 from model.generate import SamplingConfig, start_character, stream
 from model.gpt import GPT
 from model.logger import RunLogger, lock_run_dir, new_run_dir
-from model.optim import learning_rate, make_optimizers, parameters_of, update_ratio
+from model.optim import copy_parameters, learning_rate, make_optimizers, update_ratio
 from model.pictures import attention_images
 
 
@@ -261,7 +261,7 @@ def train(
 
             is_logged = step % run_config.log_interval == 0
             if is_logged:
-                before = [[p.detach().clone() for p in parameters_of(o)] for o in optimizers]
+                before = [copy_parameters(optimizer) for optimizer in optimizers]
 
             # Clip the gradients, update the weights
             for optimizer in optimizers:

@@ -11,11 +11,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
 DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS.parent))
 
+from model.logger import read_losses  # noqa: E402
 from tests.benchmarks.chart import draw_svg  # noqa: E402
 
 PORT = "6017"
@@ -31,10 +30,8 @@ def screenshot(url: str, name: str, width: int, height: int) -> None:
 
 
 def main(run_dir: str) -> None:
-    curves = {}
-    for split, name in (("train", "training"), ("val", "validation")):
-        events = EventAccumulator(f"{run_dir}/{split}", size_guidance={"scalars": 0}).Reload()
-        curves[name] = [(event.step, event.value) for event in events.Scalars("loss")]
+    folders = {"training": Path(run_dir, "train"), "validation": Path(run_dir, "val")}
+    curves = {name: read_losses(folder) for name, folder in folders.items()}
     (DOCS / "loss.svg").write_text(draw_svg(curves, "step"), "utf-8")
 
     with tempfile.TemporaryDirectory() as folder:

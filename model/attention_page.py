@@ -52,14 +52,12 @@ def record_attention(model: nn.Module) -> Iterator[list[AttentionCall]]:
 
         return attend_and_record
 
-    originals = {layer: layer.attend_fn for layer in model.modules() if hasattr(layer, "attend_fn")}
-    for layer, attend in originals.items():
-        layer.attend_fn = recorded(attend)
-    try:
+    with contextlib.ExitStack() as stack:
+        for layer in model.modules():
+            if hasattr(layer, "attend_fn"):
+                stack.callback(setattr, layer, "attend_fn", layer.attend_fn)
+                layer.attend_fn = recorded(layer.attend_fn)
         yield calls
-    finally:
-        for layer, attend in originals.items():
-            layer.attend_fn = attend
 
 
 @torch.no_grad()
@@ -74,9 +72,7 @@ def attention_page(model: GPT, vocab: str, ids: list[int], about: str) -> str:
     with record_attention(model) as calls:
         log_probs_TV = model(ids_T[None])[0].float().log_softmax(-1)
     if not calls:
-        raise RunError(
-            "no layer of the network in model/ calls `attend_fn`, so nothing is recorded."
-        )
+        raise RunError("no layer in model/ calls `attend_fn`, so there is nothing to show.")
     nll = -log_probs_TV[:-1].gather(1, ids_T[1:, None])[:, 0]
     best = log_probs_TV.exp().topk(min(5, len(vocab)))
     weights_LHTS = torch.stack([call.weights_BHTS[0].float() for call in calls]).cpu()
@@ -102,14 +98,13 @@ def attention_page(model: GPT, vocab: str, ids: list[int], about: str) -> str:
     scores_LHTS = torch.stack(scores).cpu() / data["width"] ** 0.5
     scores_LHTS = scores_LHTS.masked_fill(weights_LHTS == 0, -torch.inf)
     if torch.allclose(scores_LHTS.softmax(-1), weights_LHTS, atol=1e-3):
-        vectors = [
-            [x[0, ..., :SHOWN_NUMBERS].float() for x in (call.q_BHTD, call.k_BHSD, call.v_BHSD)]
-            for call in calls
-        ]
-        vectors_LH3TN = torch.stack([torch.stack(qkv, dim=1) for qkv in vectors])
-        data["vectors"] = pack(vectors_LH3TN.cpu().numpy().astype("<f4"))
+        qkv = [(call.q_BHTD, call.k_BHSD, call.v_BHSD) for call in calls]
+        shown_LH3TN = torch.stack(
+            [torch.stack([x[0, ..., :SHOWN_NUMBERS] for x in layer], dim=1) for layer in qkv]
+        )
+        data["vectors"] = pack(shown_LH3TN.float().cpu().numpy().astype("<f4"))
         data["log_sums"] = pack(scores_LHTS.logsumexp(-1).numpy().astype("<f4"))
-        data["numbers"] = vectors_LH3TN.size(-1)
+        data["numbers"] = shown_LH3TN.size(-1)
     # In a script, "<" could begin a tag that ends it.
     content = json.dumps(data, ensure_ascii=False).replace("<", "\\u003c")
     return TEMPLATE.read_text("utf-8").replace("/*DATA*/", content)

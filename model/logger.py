@@ -242,18 +242,11 @@ class RunLogger:
         lines.append(f"watch   tensorboard --logdir {shlex.quote(str(self.run_dir.parent))}")
         lines.append("        http://localhost:6006/?smoothing=0 shows the points themselves")
         if sys.stdout.isatty():
-            curves = [self._read_losses(split) for split in ("train", "val")]
+            self.flush()
+            curves = [read_losses(self.run_dir / split) for split in ("train", "val")]
             if all(curves):
                 lines = [loss_chart(*curves), overfitting_hint(*curves), *lines]
         print_line("\n".join(filter(None, lines)), sys.stdout)
-
-    def _read_losses(self, split: str) -> list[tuple[int, float]]:
-        """The points (step, loss) of the whole run, also of those before it was resumed."""
-        self.writers[split].flush()
-        events = EventAccumulator(str(self.run_dir / split), size_guidance={SCALARS: 0}).Reload()
-        if "loss" not in events.Tags()[SCALARS]:
-            return []
-        return [(event.step, event.value) for event in events.Scalars("loss")]
 
     @contextlib.contextmanager
     def _disk_errors(self) -> Iterator[None]:
@@ -262,6 +255,13 @@ class RunLogger:
             yield
         except OSError as error:
             raise RunError(disk_message(self.run_dir, error)) from None
+
+
+def read_losses(event_dir: Path) -> list[tuple[int, float]]:
+    """All points (step, loss) of the event files in a folder."""
+    events = EventAccumulator(str(event_dir), size_guidance={SCALARS: 0}).Reload()
+    scalars = events.Scalars("loss") if "loss" in events.Tags()[SCALARS] else []
+    return [(scalar.step, scalar.value) for scalar in scalars]
 
 
 def _as_code(text: str) -> str:

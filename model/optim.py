@@ -6,6 +6,7 @@ from typing import Annotated
 
 import torch
 from torch import Tensor
+from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
 from model.gpt import GPT
@@ -54,16 +55,15 @@ def make_optimizers(model: GPT, config: OptimConfig, muon_dtype: torch.dtype) ->
     return [muon, adamw]
 
 
-def parameters_of(optimizer: Optimizer) -> list[Tensor]:
-    """All parameters that an optimizer updates."""
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+def copy_parameters(optimizer: Optimizer) -> list[Tensor]:
+    """Copies of all parameters that an optimizer updates."""
+    return [p.detach().clone() for group in optimizer.param_groups for p in group["params"]]
 
 
 def update_ratio(optimizer: Optimizer, before: list[Tensor]) -> float:
     """Norm of an optimizer's last update, relative to that of its parameters `before` it."""
-    pairs = zip(parameters_of(optimizer), before, strict=True)
-    update = torch.stack([(parameter.detach() - old).norm() for parameter, old in pairs]).norm()
-    return (update / torch.stack([old.norm() for old in before]).norm()).item()
+    updates = [new - old for new, old in zip(copy_parameters(optimizer), before, strict=True)]
+    return (get_total_norm(updates) / get_total_norm(before)).item()
 
 
 class Muon(Optimizer):

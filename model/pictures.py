@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import torch
-from PIL import Image, ImageDraw, ImageFont  # TensorBoard installs Pillow
+from PIL import Image, ImageDraw, ImageFont, ImageOps  # TensorBoard installs Pillow
 
 from model.attention_page import record_attention
 from model.gpt import GPT
@@ -33,9 +33,8 @@ def attention_images(model: GPT, vocab: str, ids: list[int]) -> dict[str, np.nda
 def draw_weights(weights_TS: np.ndarray, vocab: str, ids: list[int]) -> np.ndarray:
     """The image of one head: white is 0, dark blue 1. The root makes small weights visible."""
     T, font = len(ids), ImageFont.load_default(size=CELL)
-    white, blue = np.array([255, 255, 255]), np.array([0, 60, 140])
-    shade_TS1 = np.sqrt(weights_TS.clip(0, 1))[..., None]
-    cells = Image.fromarray((white + (blue - white) * shade_TS1).astype(np.uint8))
+    shades_TS = (np.sqrt(weights_TS.clip(0, 1)) * 255).astype(np.uint8)
+    cells = ImageOps.colorize(Image.fromarray(shades_TS), "white", "#003c8c")
     image = Image.new("RGB", ((T + 2) * CELL, (T + 2) * CELL), "#eeeeee")
     image.paste(cells.resize((T * CELL, T * CELL), Image.Resampling.NEAREST), (2 * CELL, 2 * CELL))
     draw = ImageDraw.Draw(image)
@@ -47,10 +46,9 @@ def draw_weights(weights_TS: np.ndarray, vocab: str, ids: list[int]) -> np.ndarr
     return np.asarray(image)
 
 
-def loss_chart(
-    train: list[tuple[int, float]], val: list[tuple[int, float]], width: int = 64, height: int = 12
-) -> str:
+def loss_chart(train: list[tuple[int, float]], val: list[tuple[int, float]]) -> str:
     """Both curves, points (step, nats per character), as text. The loss axis is logarithmic."""
+    width, height = 64, 12
     last_step = max(step for step, _ in train + val) or 1
     values = [value for _, value in train + val]
     low, high = math.log(min(values)), math.log(max(values))

@@ -8,10 +8,10 @@ from model.gpt import GPT, GPTConfig
 from model.optim import (
     Muon,
     OptimConfig,
+    copy_parameters,
     learning_rate,
     make_optimizers,
     orthogonalize,
-    parameters_of,
     update_ratio,
 )
 
@@ -128,7 +128,7 @@ def test_orthogonalized_matrices_have_singular_values_near_one_at_any_scale(shap
 def test_update_ratio_is_the_norm_of_the_change_over_the_norm_of_the_weights():
     parameters = random_parameters([(3, 4), (5,)])
     optimizer = torch.optim.SGD([{"params": [parameter]} for parameter in parameters], lr=0.5)
-    before = [parameter.detach().clone() for parameter in parameters_of(optimizer)]
+    before = copy_parameters(optimizer)
     optimizer.step()
     weights = torch.cat([weight.flatten() for weight in before])
     gradients = torch.cat([parameter.grad.flatten() for parameter in parameters])

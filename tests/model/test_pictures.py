@@ -25,15 +25,14 @@ def test_each_head_has_an_image_that_is_white_where_the_mask_hides_and_darkest_a
 
 
 def test_loss_chart_places_every_point_by_step_and_loss():
-    lines = loss_chart(FALLING, RISING, width=61, height=13).splitlines()
+    lines = loss_chart(FALLING, RISING).splitlines()
     rows = [line.partition("│")[2] for line in lines if "│" in line]
-    assert len(rows) == 13
+    assert len(rows) == 12
     assert rows[0].startswith("·") and rows[-1].rstrip().endswith("·")
-    columns = [column for row in rows for column, mark in enumerate(row) if mark == "●"]
-    expected = [round(step / 299 * 60) for step, _ in RISING]
-    assert sorted(columns) == expected
-    heights = {row.index("●"): i for i, row in enumerate(rows) if row.count("●") == 1}
-    assert heights[expected[3]] < heights[expected[1]]  # the larger loss stands higher
+    places = {x: y for y, row in enumerate(rows) for x, mark in enumerate(row) if mark == "●"}
+    expected = [round(step / 299 * 63) for step, _ in RISING]
+    assert sorted(places) == expected
+    assert places[expected[3]] < places[expected[1]]  # the larger loss stands higher
     assert lines[0].startswith("  4.00") and "299" in lines[-2]
 
 
