@@ -47,7 +47,7 @@ from model.generate import SamplingConfig, start_character, stream
 from model.gpt import GPT
 from model.logger import RunLogger, lock_run_dir, new_run_dir
 from model.optim import copy_parameters, learning_rate, make_optimizers, update_ratio
-from model.pictures import attention_images
+from model.pictures import attention_maps
 
 
 def cross_entropy(logits_BTV: Tensor, y_BT: Tensor) -> Tensor:
@@ -83,11 +83,10 @@ def write_sample(model: GPT, corpus: Corpus) -> str:
     return "".join(piece for _, piece in pieces)
 
 
-def draw_attention(model: GPT, corpus: Corpus) -> dict[str, np.ndarray]:
+def draw_attention_maps(model: GPT, corpus: Corpus) -> dict[str, np.ndarray]:
     """Images of what each head looks at in the first characters of the validation split."""
-    T = min(48, model.config.block_size)
-    x_BT, _ = corpus.gather_windows(corpus.val, np.zeros(1, int), T)
-    return attention_images(model, corpus.tokenizer.vocab, x_BT[0].tolist())
+    x_BT, _ = corpus.gather_windows(corpus.val, np.zeros(1, int), model.config.block_size)
+    return attention_maps(model, corpus.tokenizer.vocab, x_BT[0].tolist())
 
 
 @report_errors
@@ -234,7 +233,7 @@ def train(
                 if processes.is_main:
                     model.eval()
                     logger.log_sample(step, write_sample(model, corpus))
-                    logger.log_attention(step, draw_attention(model, corpus))
+                    logger.log_attention_maps(step, draw_attention_maps(model, corpus))
                     model.train()
                 patience = run_config.patience * run_config.eval_interval
                 if patience and step - state.best_iter >= patience:
@@ -280,11 +279,11 @@ def train(
             divergence.add(step, lr, step_loss, grad_norm)
             if is_logged:
                 divergence.check()
-                ratios = {
-                    type(optimizer).__name__: update_ratio(optimizer, old)
-                    for optimizer, old in zip(optimizers, before, strict=True)
-                }
-                logger.log_step(step, step_loss.item(), grad_norm.item(), lr, ratios)
+                values = {"grad_norm": grad_norm.item(), "learning_rate": lr}
+                for optimizer, old in zip(optimizers, before, strict=True):
+                    name = f"update_ratio {type(optimizer).__name__}"
+                    values[name] = update_ratio(optimizer, old)
+                logger.log_step(step, step_loss.item(), values)
             state.train_seconds += time.perf_counter() - step_start
             state.step += 1
             logger.bar.update()

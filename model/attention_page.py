@@ -21,7 +21,8 @@ from model.gpt import GPT
 
 TEMPLATE = Path(__file__).with_name("attention_page.html")
 MAX_PAGE_CHARS = 1000
-SHOWN_NUMBERS = 4  # of each query, key and value
+SHOWN_FEATURES = 4  # of each query, key and value
+SHOWN_NEXT = 5  # most probable next characters
 
 
 class AttentionCall(NamedTuple):
@@ -74,7 +75,7 @@ def attention_page(model: GPT, vocab: str, ids: list[int], about: str) -> str:
     if not calls:
         raise RunError("no layer in model/ calls `attend_fn`, so there is nothing to show.")
     nll = -log_probs_TV[:-1].gather(1, ids_T[1:, None])[:, 0]
-    best = log_probs_TV.exp().topk(min(5, len(vocab)))
+    best = log_probs_TV.exp().topk(min(SHOWN_NEXT, len(vocab)))
     weights_LHTS = torch.stack([call.weights_BHTS[0].float() for call in calls]).cpu()
     L, H, T, _ = weights_LHTS.shape
     visible = weights_LHTS[:, :, torch.ones(T, T).tril().bool()]
@@ -100,7 +101,7 @@ def attention_page(model: GPT, vocab: str, ids: list[int], about: str) -> str:
     if torch.allclose(scores_LHTS.softmax(-1), weights_LHTS, atol=1e-3):
         qkv = [(call.q_BHTD, call.k_BHSD, call.v_BHSD) for call in calls]
         shown_LH3TN = torch.stack(
-            [torch.stack([x[0, ..., :SHOWN_NUMBERS] for x in layer], dim=1) for layer in qkv]
+            [torch.stack([x[0, ..., :SHOWN_FEATURES] for x in layer], dim=1) for layer in qkv]
         )
         data["vectors"] = pack(shown_LH3TN.float().cpu().numpy().astype("<f4"))
         data["log_sums"] = pack(scores_LHTS.logsumexp(-1).numpy().astype("<f4"))

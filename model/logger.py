@@ -140,16 +140,13 @@ class RunLogger:
             for writer in self.writers.values():
                 writer.close()
 
-    def log_step(
-        self, step: int, loss: float, grad_norm: float, lr: float, update_ratios: dict[str, float]
-    ) -> None:
+    def log_step(self, step: int, loss: float, optimizer_values: dict[str, float]) -> None:
         """Log a training step to TensorBoard and the progress bar. Loss in nats per character."""
         if self.run_dir is None:
             return
         # TensorBoard sorts by name; the loss comes first.
-        values = {"loss": loss, "optimizer/grad_norm": grad_norm, "optimizer/learning_rate": lr}
-        for name, ratio in update_ratios.items():
-            values[f"optimizer/update_ratio {name}"] = ratio
+        values = {f"optimizer/{name}": value for name, value in optimizer_values.items()}
+        values["loss"] = loss
         steps = step - self.last_logged[0]
         seconds = self.state.train_seconds - self.last_logged[1]
         self.last_logged = step, self.state.train_seconds
@@ -183,10 +180,10 @@ class RunLogger:
             with tqdm.external_write_mode(sys.stderr):
                 print_line(f"     {' '.join(sample.split())[:74]}", sys.stderr)
 
-    def log_attention(self, step: int, images: dict[str, np.ndarray]) -> None:
+    def log_attention_maps(self, step: int, maps: dict[str, np.ndarray]) -> None:
         """Log images of attention to TensorBoard."""
         with self._disk_errors():
-            for name, image in images.items():
+            for name, image in maps.items():
                 self.writers["val"].add_image(f"map/{name}", image, step, dataformats="HWC")
 
     def log_embedding(self, model: nn.Module, vocab: str) -> None:

@@ -3,7 +3,9 @@
 Shapes: T characters (queries and keys).
 """
 
+import contextlib
 import math
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -13,26 +15,30 @@ from model.attention_page import record_attention
 from model.gpt import GPT
 
 CELL = 10  # pixels of one weight
+MAP_CHARS = 32  # so that TensorBoard shows the labels in their size
+# Fonts of Linux, macOS and Windows with many scripts; Pillow's own has Latin letters alone.
+FONTS = ("DejaVuSans.ttf", "Arial Unicode.ttf", "arial.ttf")
 
 
 @torch.no_grad()
-def attention_images(model: GPT, vocab: str, ids: list[int]) -> dict[str, np.ndarray]:
-    """An RGB image of the weights of every layer and head, by name, for a text of T characters.
+def attention_maps(model: GPT, vocab: str, ids: list[int]) -> dict[str, np.ndarray]:
+    """An RGB image of the weights of every layer and head, by name, for the first MAP_CHARS `ids`.
 
     Rows are queries, columns are keys; the characters stand at both axes. `model` is in eval mode.
     """
+    ids = ids[:MAP_CHARS]
     with record_attention(model) as calls:
         model(torch.tensor([ids], device=next(model.parameters()).device))
-    images = {}
+    maps = {}
     for layer, call in enumerate(calls, start=1):
         for head, weights_TS in enumerate(call.weights_BHTS[0].float().cpu().numpy(), start=1):
-            images[f"layer {layer}, head {head}"] = draw_weights(weights_TS, vocab, ids)
-    return images
+            maps[f"layer {layer}, head {head}"] = draw_weights(weights_TS, vocab, ids)
+    return maps
 
 
 def draw_weights(weights_TS: np.ndarray, vocab: str, ids: list[int]) -> np.ndarray:
     """The image of one head: white is 0, dark blue 1. The root makes small weights visible."""
-    T, font = len(ids), ImageFont.load_default(size=CELL)
+    T, font = len(ids), load_font()
     shades_TS = (np.sqrt(weights_TS.clip(0, 1)) * 255).astype(np.uint8)
     cells = ImageOps.colorize(Image.fromarray(shades_TS), "white", "#003c8c")
     image = Image.new("RGB", ((T + 2) * CELL, (T + 2) * CELL), "#eeeeee")
@@ -40,10 +46,19 @@ def draw_weights(weights_TS: np.ndarray, vocab: str, ids: list[int]) -> np.ndarr
     draw = ImageDraw.Draw(image)
     for i, id_ in enumerate(ids):
         middle = (i + 2.5) * CELL
-        label = vocab[id_] if vocab[id_].isprintable() else "¶"
+        label = vocab[id_] if vocab[id_].isprintable() else repr(vocab[id_])[1:3]  # a newline: \n
         draw.text((CELL, middle), label, "black", font, anchor="mm")
         draw.text((middle, CELL), label, "black", font, anchor="mm")
     return np.asarray(image)
+
+
+@lru_cache
+def load_font() -> ImageFont.FreeTypeFont:
+    """The first of FONTS that this system has, or Pillow's own."""
+    for name in FONTS:
+        with contextlib.suppress(OSError):
+            return ImageFont.truetype(name, CELL)
+    return ImageFont.load_default(CELL)
 
 
 def loss_chart(train: list[tuple[int, float]], val: list[tuple[int, float]]) -> str:

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -36,13 +37,23 @@ def test_every_test_that_is_named_exists(document):
         assert f"def {name}(" in tests or (list((ROOT / "tests").rglob(f"{name}.py"))), name
 
 
-def test_examples_print_the_numbers_beside_them():
+def run_example(example: str) -> str:
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        exec(example, {})
+    return output.getvalue()
+
+
+def test_examples_print_the_numbers_beside_them(trained_run):
     examples = re.findall(r"```python\n(.*?)```", Path(ROOT, "docs/attention.md").read_text(), re.S)
-    assert len(examples) == 2
-    for example in examples:
-        with contextlib.redirect_stdout(io.StringIO()) as output:
-            exec(example, {})
-        printed = [float(number) for number in re.findall(r"\d+\.\d*", output.getvalue())]
+    assert len(examples) == 3
+    for example in examples[:2]:
+        printed = [float(number) for number in re.findall(r"\d+\.\d*", run_example(example))]
         comments = re.findall(r"print.*#(?:.*=)? ?(.*)", example)
         expected = [float(number) for line in comments for number in line.split(",")]
         assert printed == pytest.approx(expected, abs=1e-4)
+
+    shutil.copytree(trained_run, "runs/newest")
+    rows = re.findall(r"\[([\d., ]+)\]", run_example(examples[2]))
+    assert len(rows) == 2 * len("I am")  # of two heads
+    for row in rows:
+        assert sum(map(float, row.split(","))) == pytest.approx(1, abs=1e-3)
