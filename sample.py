@@ -85,13 +85,13 @@ def sample_texts(
     tokenizer: CharTokenizer,
     prompt: str,
     config: SampleConfig,
-) -> Iterator[str]:
-    """All texts in pieces, each text after the prompt, with separators between texts."""
+) -> Iterator[tuple[int, str]]:
+    """All texts in pieces (i, piece of text i), each after the prompt and a separator."""
     vocab, stop = tokenizer.vocab, config.text.stop
     start = tokenizer.encode(prompt or start_character(vocab), "the prompt").tolist()
-    yield prompt
+    yield 0, prompt
     for i, piece in stream(model, vocab, start, config.sampling, stop, csampler):
-        yield piece if i == 0 else SEPARATOR + prompt + piece
+        yield i, piece if i == 0 else SEPARATOR + prompt + piece
 
 
 def write(text: str, out: TextIO) -> None:
@@ -128,24 +128,22 @@ def run_interactive(
         sampling = replace(config.sampling, seed=config.sampling.seed + turn)
         turn_config = replace(config, sampling=sampling)
         with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C ends this text
-            for piece in sample_texts(model, csampler, tokenizer, prompt, turn_config):
+            for _, piece in sample_texts(model, csampler, tokenizer, prompt, turn_config):
                 write(piece, out)
         write("\n", out)
 
 
-def open_out(
-    out: str | None, encoding: str, inputs: Iterable[Path | str | None]
-) -> contextlib.AbstractContextManager:
-    """The file to write to, which must not be one of the inputs, or standard output."""
-    if out is None:
-        return contextlib.nullcontext(sys.stdout)
-    read = [os.path.realpath(path) for path in inputs if path is not None]
-    if os.path.realpath(out) in read or Path(out).suffix.lower() == ".pt":
-        raise UserError(f"{out} is an input or a checkpoint. Choose another name for the output.")
-    try:
-        return open(out, "w", encoding=encoding, newline="")
-    except OSError as error:
-        raise UserError(f"{out} cannot be written: {error.strerror}.") from None
+def check_output(name: str | None, others: Iterable[Path | str | None]) -> None:
+    """Raise UserError if a file cannot be written, is a checkpoint or one of the `others`."""
+    if name is None:
+        return
+    path = Path(name)
+    taken = [Path(other) for other in others if other is not None]
+    is_taken = any(path.exists() and other.exists() and path.samefile(other) for other in taken)
+    if is_taken or path.absolute() in map(Path.absolute, taken) or path.suffix.lower() == ".pt":
+        raise UserError(f"{name} is an input or a checkpoint. Choose another name for the output.")
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise UserError(f"{name} cannot be written: it is a folder, or there is no access.")
 
 
 @contextlib.contextmanager
@@ -196,15 +194,18 @@ def main(argv: list[str]) -> int:
 
     hint = "Use a smaller --num_samples or a shorter text."
     inputs = (path, score, config.text.prompt_file)
-    out_file, page_file = open_out(config.text.out, encoding, inputs), None
-    if config.text.attention is not None:
-        page_file = open_out(config.text.attention, "utf-8", (*inputs, config.text.out))
+    check_output(config.text.out, inputs)
+    check_output(config.text.attention, (*inputs, config.text.out))
     about = f"{path}, step {saved.step}, on {device}"
     print_line(about, sys.stderr)
     with out_of_memory_hint(hint):
         shown = []  # on the attention page: the first text, or the one that is scored
         target = config.text.out or "standard output"
-        with report_write_errors(target), out_file as out, autocast(device, dtype):
+        with report_write_errors(target), contextlib.ExitStack() as stack:
+            out = sys.stdout
+            if config.text.out is not None:
+                out = stack.enter_context(open(target, "w", encoding=encoding, newline=""))
+            stack.enter_context(autocast(device, dtype))
             if score is not None:
                 shown.append(scored)
                 nats = total_nll(model, scored_ids) / (len(scored_ids) - 1)
@@ -217,16 +218,17 @@ def main(argv: list[str]) -> int:
                 if not prompt:
                     shown.append(start)
                 csampler = make_csampler(model)
-                for piece in sample_texts(model, csampler, tokenizer, prompt, config):
-                    write(piece, out)
-                    if not piece.startswith(SEPARATOR):
+                for i, piece in sample_texts(model, csampler, tokenizer, prompt, config):
+                    if i == 0:
                         shown.append(piece)
+                    write(piece, out)
                 if out.isatty():
                     write("\n", out)
-        if page_file is not None:
+        if config.text.attention is not None:
             ids = tokenizer.encode("".join(shown)).tolist()
-            with report_write_errors(config.text.attention), page_file as page:
-                page.write(attention_page(model, saved.vocab, ids, about))
+            page = attention_page(model, saved.vocab, ids, about)
+            with report_write_errors(config.text.attention):
+                Path(config.text.attention).write_text(page, "utf-8", "replace")
     return 0
 
 

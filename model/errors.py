@@ -14,6 +14,8 @@ from typing import BinaryIO, TextIO
 # A corpus may hold escape sequences that would take over a terminal. Carriage returns are dropped.
 CONTROL_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"}
 CONTROL_PICTURES |= dict.fromkeys(range(127, 160), "�") | {ord("\r"): ""}
+# Line separators, and what overrides the direction of a line.
+CONTROL_PICTURES |= dict.fromkeys([*range(0x2028, 0x202F), *range(0x2066, 0x206A)], "�")
 
 
 class UserError(ValueError):

@@ -120,6 +120,9 @@ class RunLogger:
         for name in ("last.pt", "best.pt", "config.toml", "summary.json"):
             for leftover in run_dir.glob(f"{name}.*.tmp"):  # of a killed process
                 leftover.unlink(missing_ok=True)
+        if state.step == 0 and (run_dir / "config.toml").exists():  # killed before a checkpoint
+            for events in run_dir.glob("*/events.out.tfevents.*"):
+                events.unlink()
         self.inode = run_dir.stat().st_ino
         with atomic_write(run_dir / "config.toml") as file:
             file.write(config_toml.encode())
@@ -176,9 +179,10 @@ class RunLogger:
         """Log a text that the model wrote to TensorBoard; show its beginning on a terminal."""
         with self._disk_errors():
             self.writers["val"].add_text("sample", _as_code(sample), step)
-        if sys.stdout.isatty():
+        if sys.stdout.isatty() and sys.stderr.isatty():
+            columns = shutil.get_terminal_size().columns
             with tqdm.external_write_mode(sys.stderr):
-                print_line(f"     {' '.join(sample.split())[:74]}", sys.stderr)
+                print_line(f"     {' '.join(sample.split())[: columns - 6]}", sys.stderr)
 
     def log_attention_maps(self, step: int, maps: dict[str, np.ndarray]) -> None:
         """Log images of attention to TensorBoard."""
@@ -188,8 +192,8 @@ class RunLogger:
 
     def log_embedding(self, model: nn.Module, vocab: str) -> None:
         """Log the characters' embedding to TensorBoard's Projector, at the end of a run."""
-        for folder in self.run_dir.glob("val/0*"):  # of the same run before it was resumed
-            shutil.rmtree(folder)
+        folder = self.run_dir / "val" / "00000"  # of the same run before it was resumed
+        shutil.rmtree(folder, ignore_errors=True)
         labels = [char if char.isprintable() and char != " " else repr(char) for char in vocab]
         for name, layer in model.named_modules():
             if isinstance(layer, nn.Embedding) and layer.num_embeddings == len(vocab):

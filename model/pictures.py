@@ -5,6 +5,7 @@ Shapes: T characters (queries and keys).
 
 import contextlib
 import math
+import shutil
 from functools import lru_cache
 
 import numpy as np
@@ -63,14 +64,14 @@ def load_font() -> ImageFont.FreeTypeFont:
 
 def loss_chart(train: list[tuple[int, float]], val: list[tuple[int, float]]) -> str:
     """Both curves, points (step, nats per character), as text. The loss axis is logarithmic."""
-    width, height = 64, 12
+    width, height = max(10, min(64, shutil.get_terminal_size().columns - 10)), 12
     last_step = max(step for step, _ in train + val) or 1
-    values = [value for _, value in train + val]
+    values = [max(value, 1e-4) for _, value in train + val]  # a loss may be exactly 0
     low, high = math.log(min(values)), math.log(max(values))
     rows = [[" "] * width for _ in range(height)]
     for mark, points in (("·", train), ("●", val)):
         for step, value in points:
-            row = (high - math.log(value)) / (high - low or 1) * (height - 1)
+            row = (high - math.log(max(value, 1e-4))) / (high - low or 1) * (height - 1)
             rows[round(row)][round(step / last_step * (width - 1))] = mark
     labels = {0: f"{max(values):.2f}", height - 1: f"{min(values):.2f}"}
     lines = [f"{labels.get(i, ''):>6} │{''.join(row).rstrip()}" for i, row in enumerate(rows)]

@@ -138,6 +138,22 @@ def test_attention_page_is_complete_when_the_reader_of_the_text_stops(run_dir):
     assert page_data(Path("page.html").read_text("utf-8"))["chars"]
 
 
+def test_outputs_stay_as_they_were_if_the_command_is_refused_or_interrupted(run_dir, monkeypatch):
+    os.link(run_dir / "best.pt", "page.html")
+    before = (run_dir / "best.pt").read_bytes()
+    Path("text.txt").write_text("kept")
+    Path("old.html").write_text("kept")
+    assert sample.main(["--out", "text.txt", "--attention", "page.html"]) == 2  # a checkpoint
+    assert sample.main(["--out", "text.txt", "--attention", "./text.txt"]) == 2
+    assert sample.main(["--out", "new.txt", "--attention", "./new.txt"]) == 2
+    assert sample.main(["--out", "text.txt", "--attention", "missing/page.html"]) == 2
+    assert sample.main(["--out", "text.txt", "--attention", str(run_dir)]) == 2
+    monkeypatch.setattr(sample, "stream", Mock(side_effect=KeyboardInterrupt))
+    assert sample.main(["--attention", "old.html"]) == 130
+    assert Path("text.txt").read_text() == Path("old.html").read_text() == "kept"
+    assert (run_dir / "best.pt").read_bytes() == before
+
+
 def test_interactive_continues_each_line(run_dir, run_sample, capsys, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO("KATE:\nTOM: é\n\nKATE:\n"))
     assert sample.main(["--interactive", *RANDOM]) == 0

@@ -217,15 +217,29 @@ def test_tensorboard_gets_images_a_sample_the_config_and_the_embedding(tiny, cap
         assert "warning" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("terminal", [False, True])
+@pytest.mark.parametrize("leftover", [True, False])
+def test_event_files_of_a_run_without_a_checkpoint_are_removed_and_others_are_kept(leftover, tiny):
+    assert tiny("--max_iters", "6", "--seed", "1", "--out_dir", "run") == 0
+    for name in ("last.pt", "best.pt", *([] if leftover else ["config.toml"])):
+        Path("run", name).unlink()
+    assert tiny("--max_iters", "6", "--seed", "2", "--out_dir", "run") == 0
+    for split in ("train", "val"):
+        assert len(list(Path("run", split).glob("events*"))) == (1 if leftover else 2)
+
+
+@pytest.mark.parametrize("out", [False, True])
+@pytest.mark.parametrize("err", [False, True])
 def test_a_terminal_shows_the_samples_and_a_chart_and_a_file_does_not(
-    terminal, tiny, monkeypatch, capsys
+    out, err, tiny, monkeypatch, capsys
 ):
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: out)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: err)
+    monkeypatch.setattr(train, "write_sample", lambda *_: "sampled\n\x1b[31mtext")
     assert tiny("--max_iters", "6", "--eval_interval", "3", "--out_dir", "run") == 0
     output = capsys.readouterr()
-    assert ("● validation" in output.out) == terminal
-    assert len(output.err.splitlines()) == (4 if terminal else 2)
+    assert ("● validation" in output.out) == out
+    assert output.err.count("     sampled ␛[31mtext") == (2 if out and err else 0)
+    assert "\x1b[31m" not in output.out + output.err
 
 
 def test_the_saved_config_trains_the_same_again_in_a_new_directory(tiny):

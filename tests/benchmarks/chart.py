@@ -1,6 +1,13 @@
-"""A chart of loss curves as SVG, readable on a light and on a dark page."""
+"""A chart of loss curves as SVG, readable on a light and on a dark page.
+
+python -m tests.benchmarks.chart RUN_DIR FILE.svg draws the losses of a run.
+"""
 
 import math
+import sys
+from pathlib import Path
+
+from model.logger import read_losses
 
 COLORS = {"#c95400": "#ff913c", "#005ab5": "#4da3ff"}  # on a light page: on a dark one
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720, 400, 50, 130, 30, 50
@@ -52,3 +59,10 @@ def draw_svg(curves: dict[str, list[tuple[float, float]]], x_label: str) -> str:
         + "\n".join(elements)
         + "\n</svg>\n"
     )
+
+
+if __name__ == "__main__":
+    run_dir, target = map(Path, sys.argv[1:])
+    folders = {"training": run_dir / "train", "validation": run_dir / "val"}
+    curves = {name: read_losses(folder) for name, folder in folders.items()}
+    target.write_text(draw_svg(curves, "step"), "utf-8")

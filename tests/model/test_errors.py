@@ -76,15 +76,20 @@ class Terminal(io.StringIO):
         return True
 
 
+BIDI_CONTROLS = ["LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"]
+
+
 def test_only_control_characters_are_replaced_and_only_on_a_terminal():
-    text, terminal, file = "".join(map(chr, range(0x250))), Terminal(), io.StringIO()
+    text, terminal, file = "".join(map(chr, range(0x3000))), Terminal(), io.StringIO()
     errors.print_line(text, terminal)
     errors.print_line(text, file)
     assert file.getvalue() == text + "\n"
     sent = text.replace("\r", "") + "\n"
     for expected, printed in zip(sent, terminal.getvalue(), strict=True):
         is_control = unicodedata.category(expected) == "Cc" and expected not in "\t\n"
-        assert (printed != expected) == is_control
+        moves_others = unicodedata.bidirectional(expected) in BIDI_CONTROLS
+        is_separator = expected in "\u2028\u2029"
+        assert (printed != expected) == (is_control or moves_others or is_separator)
         assert unicodedata.category(printed) != "Cc" or printed in "\t\n"
     assert errors.escape_control_chars("\x1b[2Jsafe\revil\r\n", terminal) == "␛[2Jsafeevil\n"
 

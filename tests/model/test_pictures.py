@@ -57,6 +57,15 @@ def test_loss_chart_places_every_point_by_step_and_loss():
 def test_loss_chart_of_a_single_point_or_a_constant_loss_does_not_fail():
     assert "●" in loss_chart([(0, 2.0)], [(0, 2.0)])
     assert "●" in loss_chart([(0, 2.0), (9, 2.0)], [(9, 2.0)])
+    assert "●" in loss_chart([(0, 2.0), (9, 0.0)], [(9, 0.0)])
+
+
+@pytest.mark.parametrize("columns", ["20", "40", "80", "200"])
+def test_loss_chart_fits_the_terminal(columns, monkeypatch):
+    monkeypatch.setenv("COLUMNS", columns)
+    widths = [len(line) for line in loss_chart(FALLING, RISING).splitlines()[:-1]]
+    assert max(widths) <= int(columns)
+    assert int(columns) < 80 or max(widths) == 72
 
 
 @pytest.mark.parametrize(

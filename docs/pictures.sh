@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# Make the pictures of the documents from a run, with Chromium: bash docs/pictures.sh runs/NAME
+# (minute.svg: python -m tests.benchmarks.minute --nanogpt DIR --chart docs/minute.svg)
+set -euo pipefail
+cd "$(dirname "$0")/.."
+run=${1:?"usage: bash docs/pictures.sh runs/NAME"}
+page=$(mktemp --suffix .html)
+port=6017
+
+shoot() { # FILE WIDTH,HEIGHT URL
+    # Without WebGL, TensorBoard draws its lines as SVG, which a screenshot does not miss.
+    chromium --headless --no-sandbox --disable-3d-apis --hide-scrollbars --window-size="$2" \
+        --virtual-time-budget=20000 --screenshot="docs/$1" "$3"
+}
+
+python -m tests.benchmarks.chart "$run" docs/loss.svg
+python sample.py "$run" --max_new_tokens 250 --attention "$page"
+shoot attention.png 1100,1150 "file://$page"
+
+tensorboard --logdir "$run" --port $port &
+trap 'kill $!; rm "$page"' EXIT
+sleep 20
+kill -0 $! # fails if the port was taken
+shoot tensorboard.png 1300,700 "http://localhost:$port/?smoothing=0"
