@@ -11,6 +11,7 @@ shoot() { # FILE WIDTH,HEIGHT URL
     # Without WebGL, TensorBoard draws its lines as SVG, which a screenshot does not miss.
     chromium --headless --no-sandbox --disable-3d-apis --hide-scrollbars --window-size="$2" \
         --virtual-time-budget=20000 --screenshot="docs/$1" "$3"
+    python -c "import sys; from PIL import Image as I; I.open(sys.argv[1]).quantize(64).save(sys.argv[1])" "docs/$1"
 }
 
 python -m tests.benchmarks.chart "$run" docs/loss.svg
