@@ -64,7 +64,7 @@ def evaluate(
     nats, chars = 0.0, 0
     windows = corpus.eval_windows(model.config.block_size)
     for starts_B, T in windows[processes.rank :: processes.world_size]:
-        x_BT, y_BT = corpus.gather_windows(corpus.val, starts_B, T)
+        x_BT, y_BT = corpus.gather_windows(starts_B, T)
         x_BT, y_BT = x_BT.to(device), y_BT.to(device)
         with autocast(device, dtype):
             loss = cross_entropy(model(x_BT), y_BT)
@@ -85,7 +85,7 @@ def write_sample(model: GPT, corpus: Corpus) -> str:
 
 def draw_attention_maps(model: GPT, corpus: Corpus) -> dict[str, np.ndarray]:
     """Images of what each head looks at in the first characters of the validation split."""
-    x_BT, _ = corpus.gather_windows(corpus.val, np.zeros(1, int), model.config.block_size)
+    x_BT, _ = corpus.gather_windows(np.array([corpus.train_chars]), model.config.block_size)
     return attention_maps(model, corpus.tokenizer.vocab, x_BT[0].tolist())
 
 
@@ -138,7 +138,7 @@ def train(
 
     # Data
     corpus = open_corpus(config.data, block_size, saved.vocab if saved else None)
-    data_changed = saved is not None and saved.data_sha256 != corpus.sha256
+    data_changed = saved is not None and saved.data_sha256 != corpus.text.name
     if data_changed and not allow_other_data:
         raise UserError(
             f"{corpus.name} has changed since this run started. Pass --data to continue anyway."
@@ -160,7 +160,7 @@ def train(
         if data_changed or not (run_dir / "best.pt").exists():
             state.best_val_loss = state.best_iter = None  # the next evaluation writes best.pt
     config = replace(config, run=replace(run_config, out_dir=None))  # a repeated run gets its own
-    state.config, state.data_sha256 = to_dict(config), corpus.sha256
+    state.config, state.data_sha256 = to_dict(config), corpus.text.name
     earlier_seconds = state.seconds
 
     def micro_batches(step: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -292,8 +292,8 @@ def train(
         summary = {
             "params": n_params,
             "vocab_size": len(state.vocab),
-            "train_chars": len(corpus.train),
-            "val_chars": len(corpus.val),
+            "train_chars": corpus.train_chars,
+            "val_chars": corpus.val_chars,
             "iters": state.step,
             "seconds": state.seconds,
             "chars_per_second": logger.chars_per_second(),

@@ -1,14 +1,13 @@
-"""Reading text files: which files a path means, their characters, a hash of their content."""
+"""Reading text files: which files a path means, their characters."""
 
 import codecs
-import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from model.errors import UserError
 
-CHUNK = 1 << 20  # characters read at a time, so that memory does not grow with the text
+CHUNK = 1 << 20  # bytes read at a time, so that memory does not grow with the text
 
 
 def read_text(path: Path, encoding: str) -> str:
@@ -33,41 +32,38 @@ def find_text_files(path: Path) -> list[Path]:
     return [path]
 
 
-def hash_files(files: list[Path], encoding: str) -> str:
-    """SHA-256 of the encoding's name and the files' bytes. Raises UserError."""
-    total = hashlib.sha256(codecs.lookup(encoding).name.encode())
-    for file in files:
-        try:
-            with open(file, "rb") as stream:
-                total.update(hashlib.file_digest(stream, "sha256").digest())
-        except OSError as error:
-            raise UserError(f"{file} cannot be read: {error.strerror}.") from None
-    return total.hexdigest()
-
-
-def read_chunks(files: list[Path], encoding: str) -> Iterator[str]:
+def read_chunks(
+    files: list[Path], encoding: str, on_read: Callable[[int], object] = lambda size: None
+) -> Iterator[str]:
     """The files' text in chunks, joined by newlines; byte order marks are dropped.
 
-    Raises UserError that names the first byte that cannot be decoded.
+    Calls `on_read` with the size in bytes of each chunk. Raises UserError that names the first byte
+    that cannot be decoded.
     """
     for i, file in enumerate(files):
         if i:
             yield "\n"
+        decoder, size, at_start = codecs.getincrementaldecoder(encoding)(), 0, True
         try:
-            with open(file, encoding=encoding, newline="") as stream:
-                try:
-                    text = stream.read(CHUNK).removeprefix("\ufeff")
-                    while text:
+            with open(file, "rb", buffering=0) as stream:
+                chunk = None
+                while chunk != b"":
+                    chunk = stream.read(CHUNK)
+                    size += len(chunk)
+                    on_read(len(chunk))
+                    text = decoder.decode(chunk, final=not chunk)
+                    if text and at_start:
+                        text, at_start = text.removeprefix("\ufeff"), False
+                    if text:
                         yield text
-                        text = stream.read(CHUNK)
-                except UnicodeError as error:
-                    problem = str(error)
-                    if isinstance(error, UnicodeDecodeError):
-                        offset = stream.buffer.tell() - len(error.object) + error.start
-                        problem = f"byte 0x{error.object[error.start]:02x} at offset {offset}"
-                    raise UserError(
-                        f"{file} is not {encoding}: {problem}. "
-                        "Name its encoding with --encoding (latin-1 reads any bytes)."
-                    ) from None
+        except UnicodeError as error:
+            problem = str(error)
+            if isinstance(error, UnicodeDecodeError):
+                offset = size - len(error.object) + error.start
+                problem = f"byte 0x{error.object[error.start]:02x} at offset {offset}"
+            raise UserError(
+                f"{file} is not {encoding}: {problem}. "
+                "Name its encoding with --encoding (latin-1 reads any bytes)."
+            ) from None
         except OSError as error:
             raise UserError(f"{file} cannot be read: {error.strerror}.") from None

@@ -14,7 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.summary.writer import event_file_writer
 
 import train
-from data import corpus
+from data import prepared
 
 # Tiny networks keep one thread busy; a second one would only wait for it.
 torch.set_num_threads(1)
@@ -46,7 +46,8 @@ def working_in(folder: Path) -> Iterator[Path]:
     """Make `folder` the working directory and keep prepared texts there, too."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setattr(corpus, "PREPARED", folder / "prepared")
+        patch.setattr(prepared, "PREPARED", folder / "prepared")
+        patch.setattr(prepared, "SETTLED_SECONDS", -1)  # texts of tests are new
         yield folder
 
 
@@ -78,7 +79,7 @@ def trained_run(tmp_path_factory) -> Path:
         Path("text.txt").write_text(LINES, "utf-8")
         assert train.main(["--data", "text.txt", *TINY, *flags, "--out_dir", "run"]) == 0
         Path("text.txt").unlink()
-        shutil.rmtree(corpus.PREPARED)
+        shutil.rmtree(prepared.PREPARED)
     return folder / "run"
 
 

@@ -18,7 +18,7 @@ from statistics import median_high
 import numpy as np
 
 import train
-from data import corpus
+from data import prepared
 from model import checkpoint
 from model.errors import UserError
 from tests.benchmarks.peer import ROOT, arguments, machine
@@ -149,7 +149,7 @@ def main() -> None:
     print(machine(), "\n\n| what | how many | result |\n|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
-        corpus.PREPARED = Path(folder, "prepared")
+        prepared.PREPARED = Path(folder, "prepared")
         Path("text.txt").write_text(LINES)
         for part in (kills, flips, fuzz, hour):
             count = int(getattr(flags, part.__name__))

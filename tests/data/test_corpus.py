@@ -3,6 +3,7 @@
 import itertools
 import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -10,10 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data import corpus
+from data import corpus, prepared
 from data.corpus import Corpus, DataConfig, open_corpus
 from data.text import read_text
-from model.errors import UserError
+from model.errors import RunError, UserError
 from tests.conftest import LINES
 
 
@@ -23,7 +24,7 @@ def open_path(path, block_size: int = 4, vocab: str | None = None, **values) -> 
 
 def text_of(opened: Corpus) -> str:
     """The text, decoded from the ids."""
-    ids_N = np.concatenate([opened.train, opened.val])
+    (ids_N,) = opened.text.windows(np.zeros(1, int), opened.train_chars + opened.val_chars)
     return opened.tokenizer.decode(opened.to_model_ids[ids_N])
 
 
@@ -42,11 +43,11 @@ def test_a_text_is_kept_exactly_at_any_chunk_size(tmp_path_factory, text, chunk)
     (folder / "text").write_bytes(text.encode())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("data.text.CHUNK", chunk)
-        patch.setattr(corpus, "PREPARED", folder / "prepared")
+        patch.setattr(prepared, "PREPARED", folder / "prepared")
         opened = open_path(folder / "text")
     expected = text.removeprefix("\ufeff")
     assert text_of(opened) == expected
-    assert len(opened.train) == int(len(expected) * 0.9)
+    assert opened.train_chars == int(len(expected) * 0.9)
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-16-le", "utf-32-be"])
@@ -83,17 +84,55 @@ def test_the_first_byte_that_is_not_utf_8_is_named(text_file, monkeypatch, at):
         open_path(text_file)
 
 
-def test_prepared_ids_are_used_again_for_the_same_text_only(text_file, monkeypatch):
+def test_a_text_is_read_again_only_if_it_changed(text_file, monkeypatch):
     opened = open_path(text_file)
     with monkeypatch.context() as patch:
-        patch.setattr(corpus, "_prepare", None)
-        moved = text_file.rename(text_file.with_name("moved.txt"))
-        assert text_of(open_path(moved)) == LINES
+        patch.setattr(prepared, "read_chunks", None)
+        assert text_of(open_path(text_file)) == LINES
+    before = text_file.stat()
     text_file.write_text(LINES[::-1])
+    os.utime(text_file, ns=(before.st_atime_ns, before.st_mtime_ns))  # its size is the same
     changed = open_path(text_file)
     assert text_of(changed) == LINES[::-1]
     assert text_of(opened) == LINES
-    assert len({x.sha256 for x in (opened, changed, open_path(text_file, encoding="cp1252"))}) == 3
+    assert opened.text.name != changed.text.name
+    assert len(list(prepared.PREPARED.glob("*.ids"))) == 2
+    copy = text_file.with_name("copy.txt")
+    copy.write_text(LINES[::-1], "utf-16")
+    assert open_path(copy, encoding="utf-16").text.name == changed.text.name
+    assert len(list(prepared.PREPARED.glob("*.ids"))) == 2
+
+
+def test_a_text_that_has_just_changed_is_read_again(text_file, monkeypatch):
+    monkeypatch.setattr(prepared, "SETTLED_SECONDS", 2)
+    open_path(text_file)
+    monkeypatch.setattr(prepared, "read_chunks", Mock(side_effect=ArithmeticError))
+    with pytest.raises(ArithmeticError):
+        open_path(text_file)
+
+
+@settings(max_examples=25)
+@given(st.lists(st.integers(1, 700), min_size=1, max_size=3), st.integers(1, 3000), st.randoms())
+def test_every_id_can_be_read_whatever_the_size_of_the_vocabulary(
+    tmp_path_factory, sizes, length, random
+):
+    """Ids of one byte, or two; the vocabulary may outgrow one byte late in the text."""
+    text = "ab"
+    for size in sizes:
+        alphabet = [chr(0x20 + i) for i in range(size)] + ["\U0001f600"]
+        text += "".join(random.choices(alphabet, k=length))
+    folder = tmp_path_factory.mktemp("vocabulary")
+    (folder / "text").write_text(text, "utf-8", newline="")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("data.text.CHUNK", 1000)
+        patch.setattr(prepared, "PIECE", 512)
+        patch.setattr(prepared, "PREPARED", folder / "prepared")
+        opened = prepared.open_prepared([folder / "text"], "utf-8")
+        assert sorted(opened.vocab) == sorted(set(text))
+        assert opened.ids_N.itemsize == (1 if len(set(text)) < 256 else 2)
+        for start in (0, len(text) // 2, len(text) - 1):
+            (ids_T,) = opened.windows(np.array([start]), len(text) - start)
+            assert "".join(opened.vocab[id_] for id_ in ids_T) == text[start:]
 
 
 def test_ids_are_those_of_a_given_larger_vocabulary(text_file):
@@ -113,7 +152,7 @@ def test_batches_are_windows_of_the_training_split_up_to_both_ends():
         assert torch.equal(x_BT, x_BT[:, :1] + torch.arange(8))
         assert torch.equal(y_BT, x_BT + 1)
         starts |= set(x_BT[:, 0].tolist())
-    assert starts == set(range(len(opened.train) - 8))
+    assert starts == set(range(opened.train_chars - 8))
 
 
 @given(st.integers(2, 400), st.integers(1, 60), st.integers(0, 9), st.integers(0, 9))
@@ -150,9 +189,9 @@ def test_validation_predicts_every_character_but_the_first_once(block_size):
     opened = open_path(write_numbered_text(640), block_size=block_size)
     targets = []
     for starts_B, T in opened.eval_windows(block_size):
-        _, y_BT = opened.gather_windows(opened.val, starts_B, T)
+        _, y_BT = opened.gather_windows(starts_B, T)
         targets += y_BT.flatten().tolist()
-    assert targets == list(range(len(opened.train) + 1, 640))
+    assert targets == list(range(opened.train_chars + 1, 640))
 
 
 def test_a_huge_validation_split_is_evaluated_at_even_distances(monkeypatch):
@@ -161,31 +200,48 @@ def test_a_huge_validation_split_is_evaluated_at_even_distances(monkeypatch):
     starts = np.concatenate([starts_B for starts_B, _ in opened.eval_windows(8)])
     assert len(starts) == len(set(starts)) == 10
     assert np.ptp(np.diff(starts)) <= 8
-    assert starts[0] == 0
-    assert starts[-1] + 16 > len(opened.val) - 1
+    assert starts[0] == opened.train_chars
+    assert starts[-1] + 16 > 4000 - 1
     assert "evaluated on 80 of them" in opened.describe(8)
 
 
 @pytest.mark.parametrize("length", [0, 5, -500, -32, None])
 def test_a_damaged_prepared_file_is_made_again(text_file, length):
     open_path(text_file)
-    (prepared,) = corpus.PREPARED.iterdir()
-    content = bytearray(prepared.read_bytes())
+    (path,) = prepared.PREPARED.glob("*.ids")
+    content = bytearray(path.read_bytes())
     content[400] ^= length is None  # flips a bit
-    prepared.write_bytes(content[:length])
+    path.write_bytes(content[:length])
     assert text_of(open_path(text_file)) == LINES
+
+
+def test_no_damaged_piece_of_a_large_prepared_file_is_read(text_file, monkeypatch):
+    monkeypatch.setattr(prepared, "EAGER_PIECES", 0)
+    monkeypatch.setattr(prepared, "PIECE", 256)
+    open_path(text_file)
+    (path,) = prepared.PREPARED.glob("*.ids")
+    content = bytearray(path.read_bytes())
+    content[600] ^= 1  # in the third piece
+    path.write_bytes(content)
+    opened = open_path(text_file)
+    for start in (0, 511 - 16, 768, len(LINES) - 17):
+        opened.gather_windows(np.array([start]), 16)
+    for start in (512 - 16, 600, 767):
+        with pytest.raises(RunError, match="damaged"):
+            opened.gather_windows(np.array([0, start]), 16)
 
 
 @pytest.mark.parametrize("addition", ["a", "é"])  # known and unknown to the vocabulary
 def test_a_text_that_changes_while_it_is_read_is_refused(text_file, monkeypatch, addition):
-    encode = corpus.CharTokenizer.encode
+    read_chunks = prepared.read_chunks
 
-    def change_and_encode(self, text, name="the text"):
-        text_file.write_text(LINES + addition)
-        return encode(self, text, name)
+    def change_and_read(*args):
+        for text in read_chunks(*args):
+            text_file.write_text(LINES + addition)
+            yield text
 
     monkeypatch.setattr("data.text.CHUNK", 1000)
-    monkeypatch.setattr(corpus.CharTokenizer, "encode", change_and_encode)
+    monkeypatch.setattr(prepared, "read_chunks", change_and_read)
     with pytest.raises(UserError, match="changed while it was being read"):
         open_path(text_file)
-    assert not os.listdir(corpus.PREPARED)
+    assert not os.listdir(prepared.PREPARED)

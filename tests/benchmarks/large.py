@@ -1,0 +1,107 @@
+"""A gigabyte of ASCII and one of many scripts: prepared, opened again, read in 5,000 steps.
+
+MB/s is of the processor time of one core, and of the wall clock with the disk. Peak is the whole
+process's memory while it prepares, with PyTorch's 220 MB. The first step is counted from the start
+of `python train.py` on the prepared text. Memory is what the process allocated, without the text's
+pages, which the system can drop, after a tenth of the steps and at the end.
+"""
+
+import os
+import random
+import re
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from data import prepared
+from data.download import tiny_shakespeare
+from tests.benchmarks.peer import ROOT, machine
+
+SIZE = 10**9
+PHRASES = (
+    "hello world ",
+    "Привет, мир ",
+    "日本語のテキスト",
+    "éàü ",
+    "😀 ",
+    "العربية ",
+    "ελληνικά ",
+)
+NETWORK = ("--n_layer", "1", "--n_head", "1", "--n_embd", "16", "--compile", "off")
+
+
+def write_text(path: Path, chunk: str) -> None:
+    """SIZE bytes: `chunk`, again and again from another place."""
+    with open(path, "wb") as file:
+        while file.tell() < SIZE:
+            start = random.randrange(len(chunk))
+            file.write((chunk[start:] + chunk[:start]).encode())
+
+
+def many_scripts() -> str:
+    """A million characters of about 3,000 different ones, a third of them ASCII."""
+    han = [chr(0x4E00 + i) for i in range(3000)]
+    phrases = [random.choice(PHRASES) for _ in range(100_000)]
+    return "".join(phrase + random.choice(han) for phrase in phrases)
+
+
+def prepare(path: Path) -> str:
+    """In a process of its own: prepare the text and report."""
+    started, used = time.perf_counter(), time.process_time()
+    prepared.open_prepared([path], "utf-8")
+    wall, used = time.perf_counter() - started, time.process_time() - used
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000
+    megabytes = path.stat().st_size / 1e6
+    return f"{megabytes / used:>6.0f} {megabytes / wall:>6.0f} {peak:>6.0f}"
+
+
+def train(path: Path, folder: Path) -> str:
+    """5,000 steps on the prepared text."""
+    run, memory = folder / "run", []
+    flags = [
+        "--data",
+        str(path),
+        "--max_iters",
+        "5000",
+        "--eval_interval",
+        "5000",
+        "--out_dir",
+        str(run),
+        *NETWORK,
+    ]
+    started = time.time()
+    with subprocess.Popen([sys.executable, "train.py", *flags], cwd=ROOT) as process:
+        while process.poll() is None:
+            status = Path(f"/proc/{process.pid}/status").read_text()
+            memory += [int(kb) / 1000 for kb in re.findall(r"RssAnon:\s+(\d+)", status)]
+            time.sleep(0.1)
+    first = EventAccumulator(str(run / "train")).Reload().Scalars("loss")[0]
+    return f"{first.wall_time - started:>6.1f} {memory[len(memory) // 10]:>6.0f} {memory[-1]:>6.0f}"
+
+
+def main() -> None:
+    print(machine())
+    print(f"{'':>12} {'MB/s':>6} {'wall':>6} {'peak':>6} {'1st':>6} {'memory':>13}")
+    random.seed(0)
+    texts = {"ASCII": tiny_shakespeare().read_text(), "many scripts": many_scripts()}
+    for name, chunk in texts.items():
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "text.txt")
+            write_text(path, chunk)
+            os.sync()
+            time.sleep(prepared.SETTLED_SECONDS + 1)
+            command = [sys.executable, "-m", "tests.benchmarks.large", str(path)]
+            line = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+            print(f"{name:>12} {line.stdout.strip():>20} {train(path, Path(folder))}", flush=True)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        print(prepare(Path(sys.argv[1])))
+    else:
+        main()
