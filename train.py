@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
-from configs import TrainConfig, load_config, parse_train_command, to_dict, to_toml
+from configs import TrainConfig, load_config, parse_train_command, take_sizes, to_dict, to_toml
 from data.corpus import Corpus, open_corpus
 from model import checkpoint
 from model.checkpoint import Checkpoint
@@ -93,10 +93,13 @@ def draw_attention_maps(model: GPT, corpus: Corpus) -> dict[str, np.ndarray]:
 def main(argv: list[str]) -> int:
     """The command line: start a run, or resume one. Returns the exit status."""
     command = parse_train_command(argv)
-    saved = run_dir = None
+    saved = base = run_dir = None
     with Processes() as processes, ExitStack() as stack:
         if command.resume is None:
             config = load_config(command)
+            if config.run.init_from is not None:
+                base = checkpoint.load(checkpoint.resolve(config.run.init_from, "best"))
+                config = take_sizes(config, command, base.config)
             if processes.is_main:
                 run_dir = stack.enter_context(new_run_dir(config.run.out_dir))
         else:
@@ -113,7 +116,7 @@ def main(argv: list[str]) -> int:
             "one of these, or twice the --gradient_accumulation_steps, needs less."
         )
         with out_of_memory_hint(hint):
-            return train(config, processes, run_dir, saved, "data" in command.flags)
+            return train(config, processes, run_dir, saved, base, "data" in command.flags)
 
 
 def train(
@@ -121,9 +124,12 @@ def train(
     processes: Processes,
     run_dir: Path | None,
     saved: Checkpoint | None = None,
+    base: Checkpoint | None = None,
     allow_other_data: bool = False,
 ) -> int:
-    """Train to the end, from scratch or from the `saved` state, and write to `run_dir`.
+    """Train to the end, and write to `run_dir`.
+
+    The run goes on from the `saved` state, or starts with the weights of `base`, or from scratch.
 
     Returns the exit status: 0, or 128 + n after signal n. Raises UserError if the text is not that
     of the `saved` state, unless `allow_other_data`.
@@ -137,7 +143,9 @@ def train(
     rows = processes.batch_rows(batch_size, accumulation_steps)
 
     # Data
-    corpus = open_corpus(config.data, block_size, saved.vocab if saved else None)
+    origin = saved or base
+    known = origin.vocab if origin else ""
+    corpus = open_corpus(config.data, block_size, known, extend=saved is None)
     data_changed = saved is not None and saved.data_sha256 != corpus.text.name
     if data_changed and not allow_other_data:
         raise UserError(
@@ -153,7 +161,9 @@ def train(
     # on, the gradients themselves are not finite.
     divergence = DivergenceCheck(tolerated=19 if scaler.is_enabled() else 0)
 
-    # State: fresh, or that of the checkpoint
+    # State: fresh, from other weights, or that of the checkpoint
+    if base is not None:
+        checkpoint.restore_larger(base, model)
     state = Checkpoint(vocab=corpus.tokenizer.vocab) if saved is None else saved
     if saved is not None:
         checkpoint.restore(state, model, optimizers, scaler)
@@ -190,16 +200,20 @@ def train(
     with closing(logger), catch_signals() as signals:
         n_params = sum(parameter.numel() for parameter in model.parameters())
         if processes.is_main:
-            print_line(
-                f"device  {describe(device, dtype, processes.world_size)}\n"
-                f"corpus  {corpus.describe(block_size)}\n"
+            lines = [
+                f"device  {describe(device, dtype, processes.world_size)}",
+                f"corpus  {corpus.describe(block_size)}",
                 f"model   {model_config.n_layer} layers, {model_config.n_head} heads, "
-                f"{model_config.n_embd} channels: {n_params:,} parameters\n"
+                f"{model_config.n_embd} channels: {n_params:,} parameters",
                 f"train   {optim_config.max_iters:,} steps of {batch_size} x {block_size} "
-                f"characters\n"
+                "characters",
                 f"run     {run_dir}",
-                sys.stdout,
-            )
+            ]
+            if base is not None:
+                new = " ".join(map(repr, state.vocab[len(known) :])) or "none"
+                lines.append(f"start   {run_config.init_from}, step {base.step:,}")
+                lines.append(f"        characters that it has never seen: {new}")
+            print_line("\n".join(lines), sys.stdout)
         # `model` evaluates, saves and samples; only training uses what may be compiled.
         loss_fn = maybe_compile(
             model_loss, config.system.compile, device, dtype, next(micro_batches(0))

@@ -34,6 +34,9 @@ class RunConfig:
     """Where the results go, and how often to evaluate and log."""
 
     out_dir: Annotated[str | None, "run directory; default: runs/<date>-<time>"] = None
+    init_from: Annotated[
+        str | None, "start with the weights of this run or checkpoint; the text may be another"
+    ] = None
     seed: Annotated[int, "same seed, same machine: same result", "[0, inf)"] = 1337
     eval_interval: Annotated[int, "steps between evaluations", "[1, inf)"] = 250
     log_interval: Annotated[int, "steps between points of the training curve", "[1, inf)"] = 10
@@ -94,9 +97,27 @@ def load_config(command: Command, saved: dict[str, Any] | None = None) -> TrainC
     if preset is None:
         preset = Path(__file__).with_name(default_preset(command.flags.get("device", "auto")))
     values = (read_toml(preset) if saved is None else saved) | command.flags
-    if isinstance(values.get("data"), str) and values["data"]:
-        values["data"] = os.path.abspath(values["data"])  # to resume from another folder
+    for name in ("data", "init_from"):
+        if isinstance(values.get(name), str) and values[name]:
+            values[name] = os.path.abspath(values[name])  # to resume from another folder
     return make_config(TrainConfig, values)
+
+
+def take_sizes(config: TrainConfig, command: Command, base: dict[str, Any]) -> TrainConfig:
+    """The config with the network of `base`, the keys of a checkpoint whose weights it starts with.
+
+    Flags may change what no weight depends on. Raises UserError if they change the sizes.
+    """
+    model_keys = {name for name, key in config_keys(TrainConfig).items() if key.group == "model"}
+    sizes = {name: value for name, value in base.items() if name in model_keys}
+    for name in ("n_layer", "n_head", "n_embd"):
+        if command.flags.get(name, sizes[name]) != sizes[name]:
+            raise UserError(
+                f"{name} is {command.flags[name]}, but {config.run.init_from} has {sizes[name]}. "
+                f"Leave out --{name}."
+            )
+    given = {name: value for name, value in command.flags.items() if name in model_keys}
+    return make_config(TrainConfig, to_dict(config) | sizes | given)
 
 
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}

@@ -127,11 +127,14 @@ def shuffled_windows(length: int, block_size: int, seed: int, epoch: int) -> np.
     return starts_W
 
 
-def open_corpus(config: DataConfig, block_size: int, vocab: str | None = None) -> Corpus:
+def open_corpus(
+    config: DataConfig, block_size: int, vocab: str = "", extend: bool = True
+) -> Corpus:
     """The corpus of `config`; its ids are prepared on disk at first use.
 
-    With `vocab`, that of a checkpoint, the ids are indices into it. Raises UserError if the text
-    cannot be read, is too short, or has characters that are not in `vocab`.
+    Its vocabulary is `vocab`, that of a checkpoint, followed by all other characters of the text.
+    Raises UserError if the text cannot be read or is too short, or if there are other characters
+    and `extend` is false.
     """
     path = tiny_shakespeare() if config.data is None else Path(config.data)
     text = open_prepared(find_text_files(path), config.encoding)
@@ -145,6 +148,8 @@ def open_corpus(config: DataConfig, block_size: int, vocab: str | None = None) -
         )
     if len(text.vocab) < 2:
         raise UserError(f"{path} repeats one character, {text.vocab!r}. There is nothing to learn.")
-    tokenizer = CharTokenizer(vocab or "".join(sorted(text.vocab)))
+    if extend:
+        vocab += "".join(sorted(set(text.vocab) - set(vocab)))
+    tokenizer = CharTokenizer(vocab)
     to_model_ids = tokenizer.encode(text.vocab, str(path)).astype(np.int64)
     return Corpus(str(path), tokenizer, text, to_model_ids, train_chars)

@@ -10,7 +10,7 @@ import io
 import os
 import pickle
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +128,19 @@ def restore(
             scaler.load_state_dict(checkpoint.scaler)
     except (RuntimeError, ValueError) as error:
         raise UserError(f"the checkpoint does not fit the code in model/: {error}") from None
+
+
+def restore_larger(checkpoint: Checkpoint, model: nn.Module) -> None:
+    """Load only the weights, into a model whose vocabulary begins with that of the checkpoint.
+
+    Embeddings and logits of the other characters stay as they are. Raises UserError, as `restore`.
+    """
+    weights = dict(checkpoint.model)
+    for name, fresh in model.state_dict().items():
+        old = weights.get(name)
+        if old is not None and old.ndim and len(old) == len(checkpoint.vocab) < len(fresh):
+            weights[name] = torch.cat((old, fresh[len(old) :].cpu()))
+    restore(replace(checkpoint, model=weights), model)
 
 
 def _restore_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:

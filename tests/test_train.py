@@ -6,6 +6,7 @@ import math
 import os
 import re
 import shutil
+import signal
 import sys
 import time
 from pathlib import Path
@@ -240,6 +241,50 @@ def test_a_terminal_shows_the_samples_and_a_chart_and_a_file_does_not(
     assert ("● validation" in output.out) == out
     assert output.err.count("     sampled ␛[31mtext") == (2 if out and err else 0)
     assert "\x1b[31m" not in output.out + output.err
+
+
+def test_a_run_from_other_weights_starts_with_their_loss(trained_run, text_file):
+    """Also with another context length, and where the network is larger than the preset's."""
+    flags = ["--data", str(text_file), "--init_from", str(trained_run), "--device", "cpu"]
+    flags += ["--compile", "off", "--max_iters", "1", "--learning_rate", "0", "--batch_size", "4"]
+    assert train.main([*flags, "--out_dir", "same"]) == 0
+    expected = summary(trained_run)["best_val_loss"]
+    assert summary(Path("same"))["val_loss"] == pytest.approx(expected, rel=1e-6)
+    assert checkpoint.load("same/last.pt").config["n_embd"] == 16
+    assert train.main([*flags, "--block_size", "12", "--out_dir", "shorter"]) == 0
+    assert summary(Path("shorter"))["val_loss"] == pytest.approx(expected, rel=0.2)
+    assert train.main([*flags, "--n_layer", "3", "--out_dir", "refused"]) == 2
+    assert not Path("refused").exists()
+
+
+def test_new_characters_get_new_rows_and_all_others_keep_theirs(trained_run, capsys):
+    before = checkpoint.load(trained_run / "best.pt")
+    Path("other.txt").write_text("The moon is ~ and ß " * 60, "utf-8")
+    flags = ["--data", "other.txt", "--init_from", str(trained_run), "--device", "cpu"]
+    flags += ["--max_iters", "1", "--batch_size", "4", "--learning_rate", "0", "--compile", "off"]
+    assert train.main([*flags, "--out_dir", "run"]) == 0
+    after = checkpoint.load("run/last.pt")
+    assert after.vocab == before.vocab + "~ß"
+    assert "never seen: '~' 'ß'" in capsys.readouterr().out
+    for name, weights in before.model.items():
+        assert torch.equal(after.model[name][: len(weights)], weights)
+    assert after.model["embedding.weight"][-2:].abs().sum() > 0
+
+
+def test_a_resumed_run_from_other_weights_equals_one_that_was_not_stopped(
+    trained_run, text_file, monkeypatch
+):
+    text_file.write_text("The moon is ~ and ß, so am I. " * 60, "utf-8")
+    shutil.copytree(trained_run, "base")
+    flags = ["--data", str(text_file), "--init_from", "base", "--device", "cpu", "--dropout", "0.1"]
+    flags += ["--compile", "off", "--max_iters", "8", "--eval_interval", "4", "--log_interval", "1"]
+    assert train.main([*flags, "--out_dir", "whole"]) == 0
+    with monkeypatch.context() as patch:
+        at_steps(patch, [5], lambda _: os.kill(os.getpid(), signal.SIGINT))
+        assert train.main([*flags, "--out_dir", "stopped"]) == 130
+    shutil.rmtree("base")
+    assert train.main(["--resume", "stopped"]) == 0
+    assert_same_run(Path("whole"), Path("stopped"))
 
 
 def test_the_saved_config_trains_the_same_again_in_a_new_directory(tiny):

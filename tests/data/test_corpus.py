@@ -18,8 +18,9 @@ from model.errors import RunError, UserError
 from tests.conftest import LINES
 
 
-def open_path(path, block_size: int = 4, vocab: str | None = None, **values) -> Corpus:
-    return open_corpus(DataConfig(data=str(path), **values), block_size, vocab)
+def open_path(path, block_size: int = 4, vocab: str = "", **values) -> Corpus:
+    config = DataConfig(data=str(path), **values)
+    return open_corpus(config, block_size, vocab, extend=not vocab)
 
 
 def text_of(opened: Corpus) -> str:
