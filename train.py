@@ -33,6 +33,7 @@ from model.device import (
     make_scaler,
     maybe_compile,
     seed_all,
+    to_device,
 )
 from model.errors import (
     DivergenceCheck,
@@ -65,7 +66,7 @@ def evaluate(
     windows = corpus.eval_windows(model.config.block_size)
     for starts_B, T in windows[processes.rank :: processes.world_size]:
         x_BT, y_BT = corpus.gather_windows(starts_B, T)
-        x_BT, y_BT = x_BT.to(device), y_BT.to(device)
+        x_BT, y_BT = to_device(x_BT, device), to_device(y_BT, device)
         with autocast(device, dtype):
             loss = cross_entropy(model(x_BT), y_BT)
         nats += loss.item() * y_BT.numel()
@@ -145,7 +146,8 @@ def train(
     # Data
     origin = saved or base
     known = origin.vocab if origin else ""
-    corpus = open_corpus(config.data, block_size, known, extend=saved is None)
+    with processes.main_first():
+        corpus = open_corpus(config.data, block_size, known, extend=saved is None)
     data_changed = saved is not None and saved.data_sha256 != corpus.text.name
     if data_changed and not allow_other_data:
         raise UserError(
@@ -176,8 +178,8 @@ def train(
     def micro_batches(step: int) -> Iterator[tuple[Tensor, Tensor]]:
         """This process's x_BT and y_BT of a step, in gradient_accumulation_steps parts."""
         x_BT, y_BT = corpus.batch(block_size, batch_size, run_config.seed, step, rows)
-        x_parts = x_BT.to(device).chunk(accumulation_steps)
-        y_parts = y_BT.to(device).chunk(accumulation_steps)
+        x_parts = to_device(x_BT, device).chunk(accumulation_steps)
+        y_parts = to_device(y_BT, device).chunk(accumulation_steps)
         return zip(x_parts, y_parts, strict=True)
 
     def model_loss(x_BT: Tensor, y_BT: Tensor) -> Tensor:

@@ -1,12 +1,13 @@
 """Device, dtype, compilation, processes: the only file that names cuda, mps, bfloat16 or RANK."""
 
+import contextlib
 import ctypes
 import os
 import random
 import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -102,6 +103,13 @@ def describe(device: torch.device, dtype: torch.dtype, world_size: int) -> str:
 def autocast(device: torch.device, dtype: torch.dtype) -> torch.autocast:
     """Inside, matrix products run in `dtype`; weights and sums stay float32."""
     return torch.autocast(device.type, dtype, enabled=dtype != torch.float32)
+
+
+def to_device(batch: Tensor, device: torch.device) -> Tensor:
+    """Copy a batch; a GPU copies it from pinned memory while it still computes the last one."""
+    if device.type == "cuda":
+        return batch.pin_memory().to(device, non_blocking=True)
+    return batch.to(device)
 
 
 def make_scaler(device: torch.device, dtype: torch.dtype) -> torch.amp.GradScaler:
@@ -237,6 +245,15 @@ class Processes:
         total = torch.tensor(value, dtype=torch.float64)
         self._all_reduce(total)
         return total.item()
+
+    @contextlib.contextmanager
+    def main_first(self) -> Iterator[None]:
+        """The main process runs the block before the others, which then find what it wrote."""
+        if not self.is_main:
+            self.wait_for_all()
+        yield
+        if self.is_main:
+            self.wait_for_all()
 
     def wait_for_all(self) -> None:
         """Return once all processes have called this."""
