@@ -182,8 +182,10 @@ def train(
         y_parts = to_device(y_BT, device).chunk(accumulation_steps)
         return zip(x_parts, y_parts, strict=True)
 
+    training_model = processes.wrap(model)
+
     def model_loss(x_BT: Tensor, y_BT: Tensor) -> Tensor:
-        return cross_entropy(model(x_BT), y_BT)
+        return cross_entropy(training_model(x_BT), y_BT)
 
     def save(*names: str) -> None:
         if processes.is_main:
@@ -267,12 +269,13 @@ def train(
             lr = learning_rate(step, optim_config)
             seed_all(run_config.seed, step, processes.rank)  # for dropout
             step_loss = torch.zeros((), device=device)
-            for x_BT, y_BT in micro_batches(step):
+            for i, (x_BT, y_BT) in enumerate(micro_batches(step), start=1):
+                training_model.require_backward_grad_sync = i == accumulation_steps
                 with autocast(device, dtype):
                     loss = loss_fn(x_BT, y_BT) / accumulation_steps
                 scaler.scale(loss).backward()
                 step_loss += loss.detach()
-            processes.average(step_loss, *(parameter.grad for parameter in model.parameters()))
+            processes.average(step_loss)
 
             is_logged = step % run_config.log_interval == 0
             if is_logged:

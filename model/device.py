@@ -14,7 +14,8 @@ from typing import Annotated, Literal
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from model.errors import RunError, UserError, print_line
 
@@ -206,12 +207,15 @@ class Processes:
             dist.init_process_group()  # gloo for tensors on a CPU, NCCL for those on a GPU
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if self.world_size > 1:
             # destroy_process_group holds Python's lock while it waits for gloo's thread, which
             # needs that lock to free the last tensor. Without this pause both can wait forever.
             time.sleep(0.2)
             dist.destroy_process_group()
+        if isinstance(error, RuntimeError) and "connection" in str(error).lower():
+            message = "another process of this run has ended. Its last message says why."
+            raise RunError(message) from None
 
     def local_device(self, device: torch.device) -> torch.device:
         """The device of this process: with several processes, each has a GPU of its own."""
@@ -230,20 +234,32 @@ class Processes:
             )
         return slice(self.rank * rows, (self.rank + 1) * rows)
 
-    def average(self, *tensors: Tensor | None) -> None:
-        """Replace each tensor by its mean over all processes."""
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """`model` for training: the backward pass averages the gradients over all processes.
+
+        Setting `require_backward_grad_sync` to False before a forward pass leaves it out, for all
+        but the last part of a batch.
+        """
+        if self.world_size == 1:
+            return model
+        # Freed after the process group: freeing it earlier can wait forever, as in __exit__.
+        self.wrapped = DistributedDataParallel(
+            model, find_unused_parameters=True, gradient_as_bucket_view=True
+        )
+        return self.wrapped
+
+    def average(self, tensor: Tensor) -> None:
+        """Replace a tensor by its mean over all processes."""
         if self.world_size > 1:
-            for tensor in tensors:
-                if tensor is not None:  # the gradient of an unused parameter
-                    self._all_reduce(tensor)
-                    tensor.div_(self.world_size)
+            dist.all_reduce(tensor)
+            tensor.div_(self.world_size)
 
     def sum(self, value: float) -> float:
         """The sum of all processes' values, the same on each."""
         if self.world_size == 1:
             return value
         total = torch.tensor(value, dtype=torch.float64)
-        self._all_reduce(total)
+        dist.all_reduce(total)
         return total.item()
 
     @contextlib.contextmanager
@@ -258,13 +274,3 @@ class Processes:
     def wait_for_all(self) -> None:
         """Return once all processes have called this."""
         self.sum(0)
-
-    def _all_reduce(self, tensor: Tensor) -> None:
-        try:
-            dist.all_reduce(tensor)
-        except RuntimeError as error:
-            if "connection" not in str(error).lower():
-                raise
-            raise RunError(
-                "another process of this run has ended. Its last message says why."
-            ) from None
