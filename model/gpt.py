@@ -12,6 +12,7 @@ from typing import Annotated
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from model.attention import Attention, Cache, norm, rotation_angles
 from model.errors import UserError
@@ -26,6 +27,9 @@ class GPTConfig:
     n_embd: Annotated[int, "channels of the residual stream", "[1, 100000]"] = 128
     block_size: Annotated[int, "context: how many characters attention sees", "[1, 1000000]"] = 256
     dropout: Annotated[float, "dropout after attention and feed-forward layer", "[0, 1)"] = 0.0
+    activation_checkpointing: Annotated[
+        bool, "train in less memory: the backward pass computes each block again"
+    ] = False
 
     def __post_init__(self) -> None:
         if self.n_embd % (2 * self.n_head):
@@ -123,7 +127,10 @@ class GPT(nn.Module):
         head_width = self.config.n_embd // self.config.n_head
         cos_TE, sin_TE = rotation_angles(start, T, head_width, like=x_BTC)
         for block in self.blocks:
-            x_BTC = block(x_BTC, cos_TE, sin_TE, cache)
+            if self.config.activation_checkpointing and self.training and cache is None:
+                x_BTC = checkpoint(block, x_BTC, cos_TE, sin_TE, use_reentrant=False)
+            else:
+                x_BTC = block(x_BTC, cos_TE, sin_TE, cache)
         if cache is not None:
             cache.length += T
         return self.head(norm(x_BTC))

@@ -88,3 +88,24 @@ def test_dropout_is_for_training_only():
     assert torch.equal(model(ids_BT), model(ids_BT))
     model.train()
     assert not torch.equal(model(ids_BT), model(ids_BT))
+
+
+def test_activation_checkpointing_gives_the_same_gradients_and_stores_less():
+    ids_BT, stored, grads = random_ids(2, 12), {}, {}
+    for is_on in (False, True):
+        model = random_gpt(dropout=0.2, activation_checkpointing=is_on).train()
+        torch.manual_seed(1)
+        sizes = []
+
+        def store(tensor, sizes=sizes):
+            sizes.append(tensor.numel())
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(store, lambda tensor: tensor):
+            loss = model(ids_BT).square().sum()
+        loss.backward()
+        stored[is_on] = sum(sizes)
+        grads[is_on] = [parameter.grad for parameter in model.parameters()]
+    for with_it, without in zip(grads[True], grads[False], strict=True):
+        torch.testing.assert_close(with_it, without)
+    assert stored[True] < stored[False] / 2
