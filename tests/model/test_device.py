@@ -1,7 +1,9 @@
 """Tests of devices, dtypes, compilation and processes; GPUs are simulated."""
 
 import functools
+import os
 import random
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +14,7 @@ import torch
 
 from model.device import Processes, autocast, choose_device, choose_dtype, maybe_compile, seed_all
 from model.errors import UserError
+from tests.conftest import ROOT
 
 CPU, CUDA, MPS = torch.device("cpu"), torch.device("cuda"), torch.device("mps")
 
@@ -135,6 +138,48 @@ def test_processes_share_a_batch_without_gap_or_overlap(monkeypatch, world_size)
         with pytest.raises(UserError, match="multiple"):
             Processes().batch_rows(9 * world_size, accumulation_steps=2)
     assert rows == list(range(8))
+
+
+def test_gradients_are_averaged_over_processes_also_of_parameters_that_only_one_uses():
+    """With the parts of a batch added up before they are averaged; a third parameter is unused."""
+    code = """
+import torch
+from model.device import Processes
+
+class Network(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weights = torch.nn.ParameterList(torch.ones(2) for _ in range(3))
+    def forward(self, rank):
+        return 1 * self.weights[rank]
+
+with Processes() as processes:
+    network = Network()
+    wrapped = processes.wrap(network)
+    for parts in (1, 2):
+        for part in range(1, parts + 1):
+            wrapped.require_backward_grad_sync = part == parts
+            (wrapped(processes.rank) * torch.tensor([1.0, 2.0])).sum().backward()
+        print([None if w.grad is None else w.grad.tolist() for w in network.weights])
+        network.zero_grad()
+"""
+    with socket.socket() as free_socket:
+        free_socket.bind(("localhost", 0))
+        port = str(free_socket.getsockname()[1])
+    env = os.environ | {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "WORLD_SIZE": "2"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", code],
+            cwd=ROOT,
+            env=env | {"RANK": rank},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in "01"
+    ]
+    outputs = [process.communicate(timeout=60)[0] for process in processes]
+    expected = "[[0.5, 1.0], [0.5, 1.0], None]\n[[1.0, 2.0], [1.0, 2.0], None]\n"
+    assert outputs == [expected, expected]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a setting of the GNU C library")
