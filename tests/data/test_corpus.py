@@ -112,6 +112,17 @@ def test_a_text_that_has_just_changed_is_read_again(text_file, monkeypatch):
         open_path(text_file)
 
 
+@pytest.mark.parametrize(("size", "bytes_per_id"), [(254, 1), (255, 1), (256, 2), (257, 2)])
+def test_an_id_takes_one_byte_while_one_value_is_left_for_unknown_characters(
+    size, bytes_per_id, text_file
+):
+    text = "".join(chr(0x4E00 + i) for i in range(size)) * 3
+    text_file.write_text(text, "utf-8")
+    opened = open_path(text_file)
+    assert opened.text.ids_N.itemsize == bytes_per_id
+    assert text_of(opened) == text
+
+
 @settings(max_examples=25)
 @given(st.lists(st.integers(1, 700), min_size=1, max_size=3), st.integers(1, 3000), st.randoms())
 def test_every_id_can_be_read_whatever_the_size_of_the_vocabulary(
