@@ -258,7 +258,8 @@ def train(
                     finished = True
 
             # Stop at the end, or when any process received a signal.
-            if finished or processes.sum(len(signals)) > 0:
+            signal_number = int(processes.max(max(signals, default=0)))
+            if finished or signal_number:
                 if not evaluated:
                     divergence.check()
                     save("last.pt")
@@ -327,7 +328,7 @@ def train(
         if finished and processes.is_main:
             logger.log_embedding(model, state.vocab)
         logger.write_summary(summary, finished)
-    return 0 if finished or not signals else 128 + signals[0]
+    return 0 if finished else 128 + signal_number
 
 
 if __name__ == "__main__":

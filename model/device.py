@@ -238,14 +238,12 @@ class Processes:
         """`model` for training: the backward pass averages the gradients over all processes.
 
         Setting `require_backward_grad_sync` to False before a forward pass leaves it out, for all
-        but the last part of a batch.
+        but the last part of a batch. A parameter that the loss does not depend on is an error.
         """
         if self.world_size == 1:
             return model
         # Freed after the process group: freeing it earlier can wait forever, as in __exit__.
-        self.wrapped = DistributedDataParallel(
-            model, find_unused_parameters=True, gradient_as_bucket_view=True
-        )
+        self.wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True)
         return self.wrapped
 
     def average(self, tensor: Tensor) -> None:
@@ -256,11 +254,18 @@ class Processes:
 
     def sum(self, value: float) -> float:
         """The sum of all processes' values, the same on each."""
+        return self._reduce(value, dist.ReduceOp.SUM)
+
+    def max(self, value: float) -> float:
+        """The largest of all processes' values, the same on each."""
+        return self._reduce(value, dist.ReduceOp.MAX)
+
+    def _reduce(self, value: float, operation: dist.ReduceOp) -> float:
         if self.world_size == 1:
             return value
-        total = torch.tensor(value, dtype=torch.float64)
-        dist.all_reduce(total)
-        return total.item()
+        reduced = torch.tensor(value, dtype=torch.float64)
+        dist.all_reduce(reduced, operation)
+        return reduced.item()
 
     @contextlib.contextmanager
     def main_first(self) -> Iterator[None]:
@@ -274,3 +279,23 @@ class Processes:
     def wait_for_all(self) -> None:
         """Return once all processes have called this."""
         self.sum(0)
+
+
+def share_rows(function: Callable[[Tensor], Tensor], x_N: Tensor) -> Tensor:
+    """function(x_N), for a function that treats each of N rows alone and keeps their shape.
+
+    With several processes, each computes a part of the rows and sends it to all others.
+    """
+    if not dist.is_initialized():
+        return function(x_N)
+    parts = list(x_N.tensor_split(dist.get_world_size()))
+    parts[dist.get_rank()] = function(parts[dist.get_rank()])
+    results = [part.contiguous() for part in parts]
+    transfers = [
+        dist.broadcast(result, rank, async_op=True)
+        for rank, result in enumerate(results)
+        if len(result)
+    ]
+    for transfer in transfers:
+        transfer.wait()
+    return torch.cat(results)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated
 
 import torch
@@ -9,7 +10,12 @@ from torch import Tensor
 from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
+from model.device import share_rows
 from model.gpt import GPT
+
+# Each of several processes orthogonalizes a part of the matrices that have so many rows and
+# columns. Smaller ones are orthogonalized faster than they are sent.
+SHARED_SIZE = 256
 
 
 @dataclass(frozen=True)
@@ -107,7 +113,11 @@ class Muon(Optimizer):
                 state["momentum_buffer"] = torch.zeros_like(parameter)
             momentum = state["momentum_buffer"].lerp_(parameter.grad, 1 - self.MOMENTUM)
             updates.append(parameter.grad.lerp(momentum, self.MOMENTUM).reshape(-1, R, C))
-        update_NRC = orthogonalize(torch.cat(updates), self.dtype)
+        function = partial(orthogonalize, dtype=self.dtype)
+        if min(R, C) >= SHARED_SIZE:
+            update_NRC = share_rows(function, torch.cat(updates))
+        else:
+            update_NRC = function(torch.cat(updates))
         scale = 0.2 * max(R, C) ** 0.5  # gives the update an RMS of 0.2, about that of AdamW
         for parameter, update in zip(
             parameters, update_NRC.split([len(update) for update in updates]), strict=True

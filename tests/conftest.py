@@ -4,6 +4,9 @@ import contextlib
 import json
 import os
 import shutil
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -91,3 +94,21 @@ def curve(run_dir: Path, split: str, tag: str = "loss") -> list[tuple[int, float
 
 def summary(run_dir: Path) -> dict:
     return json.loads((run_dir / "summary.json").read_text("utf-8"))
+
+
+def start_processes(arguments: list[str], count: int) -> list[subprocess.Popen]:
+    """`python ARGUMENTS` as one run of `count` processes, as torchrun starts them."""
+    with socket.socket() as free_socket:
+        free_socket.bind(("localhost", 0))
+        port = str(free_socket.getsockname()[1])
+    env = os.environ | {"PYTHONPATH": str(ROOT), "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+    return [
+        subprocess.Popen(
+            [sys.executable, *arguments],
+            env=env | {"WORLD_SIZE": str(count), "RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(count)
+    ]

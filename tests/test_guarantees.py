@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -25,19 +24,8 @@ import train
 from configs import TrainConfig, config_keys
 from model import checkpoint
 from model.logger import lock_run_dir
-from tests.conftest import ROOT, TINY, curve
+from tests.conftest import TINY, curve, start_processes
 from tests.test_train import STEPS, assert_same_run, assert_similar, at_steps, overflow_at
-
-
-def start_training(*flags: str, **env: str) -> subprocess.Popen:
-    """python train.py as a process of its own."""
-    return subprocess.Popen(
-        [sys.executable, str(ROOT / "train.py"), *flags],
-        env=os.environ | env,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
 
 
 def assert_intact(run: Path) -> None:
@@ -141,30 +129,107 @@ def test_a_run_directory_in_use_is_refused(tiny, monkeypatch, capsys, saved):
     assert train.main(["--resume", "run"]) == 0
 
 
-def test_a_killed_and_resumed_run_of_two_processes_equals_a_run_of_one(text_file):
-    """Up to rounding. If one process is killed, the other ends, and the lock is free."""
-    flags = [*TINY, "--data", str(text_file), "--dtype=float32", "--max_iters=40"]
-    flags += ["--warmup_iters=1", "--eval_interval=10", "--log_interval=1", "--out_dir"]
-    with socket.socket() as free_socket:
-        free_socket.bind(("localhost", 0))
-        port = str(free_socket.getsockname()[1])
-    env = {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "WORLD_SIZE": "2"}  # as of torchrun
-    with (
-        start_training(*flags, "two", **env, RANK="0") as main,
-        start_training(*flags, "two", **env, RANK="1") as other,
-    ):
-        while not Path("two/last.pt").exists() and main.poll() is None:
-            time.sleep(0.01)
-        main.kill()
-        _, error = other.communicate(timeout=60)
-    assert (main.returncode, other.returncode) == (-signal.SIGKILL, 1)
+COPY_AT_EACH_SAVE = """
+import shutil, sys, train
+save = train.checkpoint.save
+
+def save_and_copy(state, *paths):
+    save(state, *paths)
+    shutil.copytree("whole", f"whole{state.step}", dirs_exist_ok=True)
+
+train.checkpoint.save = save_and_copy
+sys.exit(train.main())
+"""
+
+
+def train_in_two(*flags: str, code: str = "import sys, train; sys.exit(train.main())"):
+    """Start a run of two processes."""
+    flags = [*TINY, "--data", "text.txt", "--dtype=float32", "--log_interval=1", *flags]
+    return start_processes(["-c", code, *flags], 2)
+
+
+def wait_for(path: str, *processes: subprocess.Popen) -> None:
+    """Wait until the file exists. The processes must run on so long."""
+    while not Path(path).exists():
+        assert all(process.poll() is None for process in processes)
+        time.sleep(0.01)
+
+
+def assert_told_that_the_other_ended(process: subprocess.Popen) -> None:
+    _, error = process.communicate(timeout=30)
+    assert process.returncode == 1
     assert error.splitlines()[-1].startswith("error: another process of this run has ended")
     assert "Traceback" not in error
-    assert train.main([*flags, "one"]) == 0
+
+
+def test_a_killed_run_of_two_processes_resumes_with_one_like_a_run_that_was_not_killed(text_file):
+    """Bit for bit from the same checkpoint on. The numbers of processes differ by rounding."""
+    flags = ["--max_iters=40", "--warmup_iters=1", "--eval_interval=10", "--out_dir"]
+    for process in train_in_two(*flags, "whole", code=COPY_AT_EACH_SAVE):
+        output, error = process.communicate(timeout=60)
+        assert (process.returncode, "arning" in error) == (0, False), error
+        assert ("2 processes" in output) == ("run     whole" in output)  # only one prints
+    main, other = train_in_two(*flags, "killed")
+    wait_for("killed/last.pt", main, other)
+    main.kill()
+    assert_told_that_the_other_ended(other)
+    killed = Path("killed")
+    whole = Path(f"whole{checkpoint.load('killed/last.pt').step}")
     time.sleep(1)  # a new process takes longer to start; event files are ordered by second
-    assert train.main(["--resume", "two"]) == 0
+    for run in (killed, whole):
+        assert train.main(["--resume", str(run)]) == 0
+    assert_same_run(killed, whole)
+    assert_similar(killed, Path("whole"))
+    assert_intact(killed)
+
+
+def test_all_processes_stop_when_one_of_them_receives_a_signal(text_file):
+    processes = train_in_two("--max_iters=100000", "--eval_interval=5", "--out_dir=run")
+    wait_for("run/last.pt", *processes)
+    processes[1].terminate()
+    for process in processes:
+        process.communicate(timeout=30)
+        assert process.returncode == 128 + signal.SIGTERM
+    assert train.main(["--resume", "run", "--eval_interval=100", "--patience=1"]) == 0
+
+
+BREAK_ONE_PROCESS = """
+import os, sys, train
+cross_entropy, steps = train.cross_entropy, iter(range(99))
+
+def break_at_step_3(logits, y):
+    if os.environ["RANK"] == "1" and next(steps) == 3:
+        {}
+    return cross_entropy(logits, y)
+
+train.cross_entropy = break_at_step_3
+sys.exit(train.main())
+"""
+
+
+def test_all_processes_stop_when_the_loss_of_one_is_not_finite(text_file):
+    code = BREAK_ONE_PROCESS.format("logits = logits * float('nan')")
+    for process in train_in_two("--max_iters=20", "--out_dir=run", code=code):
+        _, error = process.communicate(timeout=30)
+        assert process.returncode == 1
+        assert "error: the training loss became nan at step 3" in error
+
+
+def test_all_processes_stop_when_one_of_them_has_an_error(text_file):
+    code = BREAK_ONE_PROCESS.format("raise KeyError('a bug')")
+    main, other = train_in_two("--max_iters=20", "--out_dir=run", code=code)
+    assert_told_that_the_other_ended(main)
+    assert "KeyError: 'a bug'" in other.communicate(timeout=30)[1]
+
+
+def test_compiled_runs_of_two_processes_and_of_one_that_is_not_compiled_are_similar(text_file):
+    flags = ["--max_iters=8", "--warmup_iters=1", "--gradient_accumulation_steps=2"]
+    for process in train_in_two(*flags, "--compile=on", "--out_dir=two"):
+        _, error = process.communicate(timeout=300)
+        assert (process.returncode, "warning" in error) == (0, False), error
+    single = [*TINY, "--data", "text.txt", "--dtype=float32", "--log_interval=1"]
+    assert train.main([*single, *flags, "--out_dir", "one"]) == 0
     assert_similar(Path("one"), Path("two"))
-    assert_intact(Path("two"))
 
 
 def test_a_resumed_run_reads_the_checkpoint_after_it_has_the_lock(tiny, monkeypatch):

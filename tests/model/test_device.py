@@ -1,20 +1,25 @@
 """Tests of devices, dtypes, compilation and processes; GPUs are simulated."""
 
 import functools
-import os
 import random
-import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from model.device import Processes, autocast, choose_device, choose_dtype, maybe_compile, seed_all
+from model.device import (
+    Processes,
+    autocast,
+    choose_device,
+    choose_dtype,
+    maybe_compile,
+    seed_all,
+    share_rows,
+)
 from model.errors import UserError
-from tests.conftest import ROOT
+from tests.conftest import ROOT, start_processes
 
 CPU, CUDA, MPS = torch.device("cpu"), torch.device("cuda"), torch.device("mps")
 
@@ -140,46 +145,45 @@ def test_processes_share_a_batch_without_gap_or_overlap(monkeypatch, world_size)
     assert rows == list(range(8))
 
 
-def test_gradients_are_averaged_over_processes_also_of_parameters_that_only_one_uses():
-    """With the parts of a batch added up before they are averaged; a third parameter is unused."""
+def outputs_of(code: str, count: int) -> list[str]:
+    """What each of `count` processes of a run prints."""
+    return [process.communicate(timeout=60)[0] for process in start_processes(["-c", code], count)]
+
+
+def test_gradients_are_averaged_over_processes_once_for_all_parts_of_a_batch():
     code = """
 import torch
 from model.device import Processes
 
-class Network(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.weights = torch.nn.ParameterList(torch.ones(2) for _ in range(3))
-    def forward(self, rank):
-        return 1 * self.weights[rank]
-
 with Processes() as processes:
-    network = Network()
-    wrapped = processes.wrap(network)
+    layer = torch.nn.Linear(2, 1, bias=False)
+    wrapped = processes.wrap(layer)
     for parts in (1, 2):
         for part in range(1, parts + 1):
             wrapped.require_backward_grad_sync = part == parts
-            (wrapped(processes.rank) * torch.tensor([1.0, 2.0])).sum().backward()
-        print([None if w.grad is None else w.grad.tolist() for w in network.weights])
-        network.zero_grad()
+            wrapped(torch.tensor([1.0, 2.0]) * processes.rank).sum().backward()
+        print(layer.weight.grad.tolist())
+        layer.zero_grad()
 """
-    with socket.socket() as free_socket:
-        free_socket.bind(("localhost", 0))
-        port = str(free_socket.getsockname()[1])
-    env = os.environ | {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "WORLD_SIZE": "2"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", code],
-            cwd=ROOT,
-            env=env | {"RANK": rank},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in "01"
-    ]
-    outputs = [process.communicate(timeout=60)[0] for process in processes]
-    expected = "[[0.5, 1.0], [0.5, 1.0], None]\n[[1.0, 2.0], [1.0, 2.0], None]\n"
-    assert outputs == [expected, expected]
+    assert outputs_of(code, 2) == ["[[0.5, 1.0]]\n[[1.0, 2.0]]\n"] * 2
+
+
+def test_processes_share_rows_that_need_not_divide_evenly():
+    """Each row is computed once, by one process, and all get it."""
+    code = """
+import torch
+from model.device import Processes, share_rows
+
+with Processes() as processes:
+    for count in (1, 2, 3, 7):
+        seen = []
+        result = share_rows(lambda rows: seen.append(len(rows)) or rows + 1, torch.arange(count))
+        assert result.tolist() == list(range(1, count + 1))
+        print(*seen)
+"""
+    counts = [list(map(int, output.split())) for output in outputs_of(code, 3)]
+    assert [sum(seen) for seen in zip(*counts, strict=True)] == [1, 2, 3, 7]
+    assert share_rows(torch.square, torch.arange(3)).tolist() == [0, 1, 4]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a setting of the GNU C library")
@@ -199,5 +203,4 @@ configure_torch(torch.device("cpu"))
 faults = -page_faults_after(2) + page_faults_after(10)
 assert faults < 5000, faults
 """
-    root = Path(__file__).parents[2]
-    subprocess.run([sys.executable, "-c", code], cwd=root, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
