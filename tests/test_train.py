@@ -16,13 +16,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.utils._python_dispatch import TorchDispatchMode
 
+import sample
 import train
 from configs import read_toml
 from data.corpus import DataConfig, open_corpus
-from model import checkpoint
+from model import checkpoint, csampler
 from model.device import seed_all
 from model.gpt import GPT, GPTConfig
+from model.optim import OptimConfig
 from tests.conftest import curve, summary
 
 STEPS = ["--max_iters", "16", "--eval_interval", "8", "--log_interval", "1"]
@@ -157,6 +160,55 @@ def test_a_compiled_run_resumes_exactly_and_equals_an_eager_run(tiny, monkeypatc
     assert_same_run(Path("whole"), Path("killed"))
     assert tiny(*flags, "--out_dir", "eager") == 0
     assert_similar(Path("whole"), Path("eager"))
+
+
+class CountReads(TorchDispatchMode):
+    """Counts the values that are read from tensors: on a GPU, each waits for all computations."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **kwargs or {})
+
+
+def test_only_logged_steps_read_values_from_the_device(tiny, monkeypatch):
+    reads = []
+    with CountReads() as counter:
+        at_steps(monkeypatch, range(22), lambda _: reads.append(counter.count))
+        assert tiny("--max_iters", "22", "--log_interval", "10") == 0
+    reads_of_step = np.diff(reads)  # from the middle of a step to that of the next one
+    assert np.flatnonzero(reads_of_step).tolist() == [0, 10, 20]
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("T", [16, 40], ids=["T = block_size", "T > block_size"])
+def test_a_training_step_stays_on_the_device_of_the_model(T, checkpointing):
+    """On the meta device, tensors of another device and reading a value are errors."""
+    config = GPTConfig(
+        n_layer=2, n_head=2, n_embd=16, block_size=16, activation_checkpointing=checkpointing
+    )
+    model = GPT(config, vocab_size=5).to("meta")
+    ids_BT = torch.zeros(3, T, dtype=torch.int64, device="meta")
+    loss = train.cross_entropy(model(ids_BT), ids_BT)
+    loss.backward()
+    grad_norm = train.clip_grad_norm_(model.parameters(), 1.0)
+    muon, _ = train.make_optimizers(model, OptimConfig(), torch.bfloat16)
+    muon.step()
+    train.DivergenceCheck().add(0, 0.1, loss, grad_norm)
+
+
+def test_a_machine_may_lack_locks_hangup_signals_bfloat16_and_a_compiler(tiny, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "fcntl", None)  # Windows
+    monkeypatch.delattr(signal, "SIGHUP")
+    monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
+    monkeypatch.setenv("CC", "no-such-compiler")
+    monkeypatch.setattr(csampler, "load_library", csampler.load_library.__wrapped__)  # not cached
+    assert tiny("--max_iters", "3", "--out_dir", "run") == 0
+    assert train.main(["--resume", "run", "--max_iters", "5"]) == 0
+    assert sample.main(["run", "--max_new_tokens", "20"]) == 0
+    assert summary(Path("run"))["dtype"] == "float32"
+    assert "note: no C compiler was found" in capsys.readouterr().err
 
 
 def test_evaluations_do_not_change_training_and_are_repeatable(tiny, monkeypatch):
