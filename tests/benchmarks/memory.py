@@ -1,0 +1,45 @@
+"""Peak memory of training by the size of the network, with and without activation checkpointing.
+
+Of the whole process on a CPU: two steps, an evaluation, a sample and saving. A network has 64
+channels for each of its --layers, in heads of 64; the batch is --windows of 256 characters.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from data.download import tiny_shakespeare
+from tests.benchmarks.peer import ROOT, arguments, machine
+
+
+def peak_memory(n_layer: int, windows: int, *flags: str) -> tuple[int, float]:
+    """Parameters, and gigabytes of a process that trains the network."""
+    with tempfile.TemporaryDirectory() as folder:
+        text, run = Path(folder, "text.txt"), Path(folder, "run")
+        text.write_bytes(tiny_shakespeare().read_bytes()[:20_000])
+        command = [sys.executable, "train.py", "--device=cpu", f"--data={text}", f"--out_dir={run}"]
+        command += [f"--n_layer={n_layer}", f"--n_head={n_layer}", f"--n_embd={64 * n_layer}"]
+        command += [f"--batch_size={windows}", "--max_iters=2", *flags]
+        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
+        _, status, usage = os.wait4(process.pid, 0)
+        if status:
+            sys.exit(f"train.py ended with status {status}")
+        return json.loads((run / "summary.json").read_text())["params"], usage.ru_maxrss / 1e6
+
+
+def main() -> None:
+    args = arguments(windows=8, layers=[4, 8, 12, 16])
+    print(machine())
+    print(f"{'layers':>6} {'channels':>8} {'parameters':>11} {'GB':>6} {'checkpointing':>13}")
+    for n_layer in map(int, args.layers):
+        params, plain = peak_memory(n_layer, int(args.windows))
+        _, checkpointing = peak_memory(n_layer, int(args.windows), "--activation_checkpointing")
+        line = f"{n_layer:>6} {64 * n_layer:>8} {params:>11,} {plain:>6.2f} {checkpointing:>13.2f}"
+        print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()
