@@ -62,17 +62,18 @@ def evaluate(
 ) -> float:
     """Mean loss over the validation split, in nats per character. Deterministic."""
     model.eval()
-    nats, chars = 0.0, 0
+    losses, counts = [], []
     windows = corpus.eval_windows(model.config.block_size)
     for starts_B, T in windows[processes.rank :: processes.world_size]:
         x_BT, y_BT = corpus.gather_windows(starts_B, T)
         x_BT, y_BT = to_device(x_BT, device), to_device(y_BT, device)
         with autocast(device, dtype):
-            loss = cross_entropy(model(x_BT), y_BT)
-        nats += loss.item() * y_BT.numel()
-        chars += y_BT.numel()
+            losses.append(cross_entropy(model(x_BT), y_BT))
+        counts.append(y_BT.numel())
     model.train()
-    return processes.sum(nats) / processes.sum(chars)
+    # Read at the end: each reading would wait for the device.
+    nats = sum(loss.item() * count for loss, count in zip(losses, counts, strict=True))
+    return processes.sum(nats) / processes.sum(sum(counts))
 
 
 def write_sample(model: GPT, corpus: Corpus) -> str:

@@ -218,9 +218,16 @@ class Processes:
             raise RunError(message) from None
 
     def local_device(self, device: torch.device) -> torch.device:
-        """The device of this process: with several processes, each has a GPU of its own."""
+        """The device of this process: with several processes, each has a GPU of its own.
+
+        Raises UserError if this machine has fewer GPUs than processes.
+        """
         if self.world_size > 1 and device.type == "cuda":
-            device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+            local_rank = int(os.environ.get("LOCAL_RANK", self.rank))  # set by torchrun
+            count = torch.cuda.device_count()
+            if local_rank >= count:
+                raise UserError(f"each process needs a GPU. Start at most {count} per machine.")
+            device = torch.device("cuda", local_rank)
             torch.cuda.set_device(device)
         return device
 

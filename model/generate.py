@@ -110,7 +110,7 @@ def make_step_fn(model: GPT, batch_size: int) -> Callable[[np.ndarray], np.ndarr
         # A long prompt is read in parts, which bounds the memory.
         for part_BT in torch.from_numpy(ids_BT).long().to(device).split(block_size, dim=1):
             logits_BTV = model(part_BT, cache)
-        return logits_BTV[:, -1].double().cpu().numpy()
+        return logits_BTV[:, -1].cpu().double().numpy()  # in this order: mps has no float64
 
     return step
 

@@ -145,6 +145,22 @@ def test_processes_share_a_batch_without_gap_or_overlap(monkeypatch, world_size)
     assert rows == list(range(8))
 
 
+def test_each_process_has_a_gpu_of_its_own(simulate, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    monkeypatch.setenv("WORLD_SIZE", "6")  # two machines
+    simulate(cuda=2)
+    for rank, local_rank in ((0, 0), (1, 1), (3, 0), (4, 1)):
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("LOCAL_RANK", str(local_rank))
+        assert Processes().local_device(CUDA) == torch.device("cuda", local_rank)
+        assert Processes().local_device(CPU) == CPU
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    with pytest.raises(UserError, match="at most 2 per machine"):
+        Processes().local_device(CUDA)
+
+
 def outputs_of(code: str, count: int) -> list[str]:
     """What each of `count` processes of a run prints."""
     return [process.communicate(timeout=60)[0] for process in start_processes(["-c", code], count)]
