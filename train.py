@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
-from configs import TrainConfig, load_config, parse_train_command, take_sizes, to_dict, to_toml
+from configs import TrainConfig, init_from, load_config, parse_train_command, to_dict, to_toml
 from data.corpus import Corpus, open_corpus
 from model import checkpoint
 from model.checkpoint import Checkpoint
@@ -98,10 +98,9 @@ def main(argv: list[str]) -> int:
     saved = base = run_dir = None
     with Processes() as processes, ExitStack() as stack:
         if command.resume is None:
-            config = load_config(command)
-            if config.run.init_from is not None:
-                base = checkpoint.load(checkpoint.resolve(config.run.init_from, "best"))
-                config = take_sizes(config, command, base.config)
+            if (base_run := init_from(command)) is not None:
+                base = checkpoint.load(checkpoint.resolve(base_run, "best"))
+            config = load_config(command, base=base.config if base else None)
             if processes.is_main:
                 run_dir = stack.enter_context(new_run_dir(config.run.out_dir))
         else:
@@ -111,11 +110,12 @@ def main(argv: list[str]) -> int:
                 stack.enter_context(lock_run_dir(run_dir))
             processes.wait_for_all()  # read the checkpoint only when nobody can write it
             saved = checkpoint.load(path)
-            config = load_config(command, saved.config)
+            config = load_config(command, saved=saved.config)
         hint = (
             f"batch_size is {config.optim.batch_size}, block_size {config.model.block_size}, "
             f"n_layer {config.model.n_layer}, n_embd {config.model.n_embd}. A new run with half of "
-            "one of these, or twice the --gradient_accumulation_steps, needs less."
+            "one of these, twice the --gradient_accumulation_steps, or --activation_checkpointing "
+            "needs less."
         )
         with out_of_memory_hint(hint):
             return train(config, processes, run_dir, saved, base, "data" in command.flags)
@@ -146,9 +146,9 @@ def train(
 
     # Data
     origin = saved or base
-    known = origin.vocab if origin else ""
+    known_vocab = origin.vocab if origin else ""
     with processes.main_first():
-        corpus = open_corpus(config.data, block_size, known, extend=saved is None)
+        corpus = open_corpus(config.data, block_size, known_vocab, extend=saved is None)
     data_changed = saved is not None and saved.data_sha256 != corpus.text.name
     if data_changed and not allow_other_data:
         raise UserError(
@@ -202,7 +202,7 @@ def train(
         max_iters=optim_config.max_iters,
         chars_per_step=batch_size * block_size,
     )
-    with closing(logger), catch_signals() as signals:
+    with catch_signals() as signals, closing(logger):
         n_params = sum(parameter.numel() for parameter in model.parameters())
         if processes.is_main:
             lines = [
@@ -215,11 +215,13 @@ def train(
                 f"run     {run_dir}",
             ]
             if base is not None:
-                new = " ".join(map(repr, state.vocab[len(known) :])) or "none"
+                new = " ".join(map(repr, state.vocab[len(known_vocab) :])) or "none"
                 lines.append(f"start   {run_config.init_from}, step {base.step:,}")
                 lines.append(f"        characters that it has never seen: {new}")
             print_line("\n".join(lines), sys.stdout)
-        # `model` evaluates, saves and samples; only training uses what may be compiled.
+        # `model` evaluates, saves and samples; only training uses what may be compiled. Compiling
+        # averages no gradients: it may fail in one process, and the others would wait for it.
+        training_model.require_backward_grad_sync = False
         loss_fn = maybe_compile(
             model_loss, config.system.compile, device, dtype, next(micro_batches(0))
         )

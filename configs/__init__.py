@@ -61,7 +61,8 @@ python train.py [PRESET.toml] [--key value ...]
        python train.py --resume RUN_DIR [--key value ...]"""
 DESCRIPTION = "Train a character-level GPT. A preset states what differs from the defaults below."
 RESUMABLE = ("data", "max_iters", "eval_interval", "log_interval", "patience")
-RESUMABLE += ("device", "dtype", "compile")
+RESUMABLE += ("device", "dtype", "compile", "gradient_accumulation_steps")
+SIZES = ("n_layer", "n_head", "n_embd")  # of these the shapes of the weights depend
 
 
 class Command(NamedTuple):
@@ -91,33 +92,45 @@ def parse_train_command(argv: list[str]) -> Command:
     return Command(preset, resume, flags)
 
 
-def load_config(command: Command, saved: dict[str, Any] | None = None) -> TrainConfig:
-    """The preset, or the `saved` keys of a checkpoint, then the flags. Raises UserError."""
-    preset = command.preset
-    if preset is None:
-        preset = Path(__file__).with_name(default_preset(command.flags.get("device", "auto")))
-    values = (read_toml(preset) if saved is None else saved) | command.flags
+def given_keys(command: Command) -> dict[str, Any]:
+    """The keys of the preset that is named, and the flags. Raises UserError."""
+    return (read_toml(command.preset) if command.preset is not None else {}) | command.flags
+
+
+def init_from(command: Command) -> str | None:
+    """The run whose weights a new run is to start with. Raises UserError."""
+    key = config_keys(TrainConfig)["init_from"]
+    return check_value("init_from", key, given_keys(command).get("init_from"))
+
+
+def load_config(
+    command: Command, saved: dict[str, Any] | None = None, base: dict[str, Any] | None = None
+) -> TrainConfig:
+    """The config of a run: the keys of a preset, then the flags.
+
+    With `saved`, the keys of the checkpoint of the same run, then the flags. With `base`, those of
+    a checkpoint whose weights it starts with: the network's keys are from there unless they are
+    given, and those in SIZES must be the same. Raises UserError.
+    """
+    given = given_keys(command)
+    values = dict(saved or {})
+    if saved is None and command.preset is None:
+        device = command.flags.get("device", "auto")
+        values = read_toml(Path(__file__).with_name(default_preset(device)))
+    if base is not None:
+        for name in SIZES:
+            if given.get(name, base[name]) != base[name]:
+                raise UserError(
+                    f"{name} is {given[name]}, but {given['init_from']} has {base[name]}. "
+                    f"Leave out {name}."
+                )
+        keys = config_keys(TrainConfig).items()
+        values |= {name: base[name] for name, key in keys if key.group == "model" and name in base}
+    values |= given
     for name in ("data", "init_from"):
         if isinstance(values.get(name), str) and values[name]:
             values[name] = os.path.abspath(values[name])  # to resume from another folder
     return make_config(TrainConfig, values)
-
-
-def take_sizes(config: TrainConfig, command: Command, base: dict[str, Any]) -> TrainConfig:
-    """The config with the network of `base`, the keys of a checkpoint whose weights it starts with.
-
-    Flags may change what no weight depends on. Raises UserError if they change the sizes.
-    """
-    model_keys = {name for name, key in config_keys(TrainConfig).items() if key.group == "model"}
-    sizes = {name: value for name, value in base.items() if name in model_keys}
-    for name in ("n_layer", "n_head", "n_embd"):
-        if command.flags.get(name, sizes[name]) != sizes[name]:
-            raise UserError(
-                f"{name} is {command.flags[name]}, but {config.run.init_from} has {sizes[name]}. "
-                f"Leave out --{name}."
-            )
-    given = {name: value for name, value in command.flags.items() if name in model_keys}
-    return make_config(TrainConfig, to_dict(config) | sizes | given)
 
 
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}

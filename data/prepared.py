@@ -14,6 +14,7 @@ import os
 import re
 import sys
 import time
+import uuid
 from pathlib import Path
 
 import numpy as np
@@ -25,8 +26,8 @@ from model.errors import RunError, UserError, atomic_write, disk_message
 
 PREPARED = Path(__file__).with_name("prepared")  # may be deleted at any time
 PIECE = 1 << 18  # bytes
-EAGER_PIECES = 256  # so many are checked at once, so that a damaged small file is made again
-SETTLED_SECONDS = 2  # a file that changed later than this before it was read may change unnoticed
+EAGER_PIECES = 256  # are checked when the file is opened: a small one that is damaged is made again
+SETTLED_SECONDS = 2  # a file that has just changed may change again without another time
 
 
 class PreparedText:
@@ -43,7 +44,7 @@ class PreparedText:
         if hashlib.sha256(content).digest() != digest or digest.hex() != name:
             raise ValueError(f"{self.path} is damaged")
         index = json.loads(content)
-        self.name = name  # of the same characters in the same order, the same
+        self.name = name  # depends only on the characters and their order
         self.vocab, self.digests = index["vocab"], index["digests"]
         self.ids_N = np.memmap(self.path, index["dtype"], "r", shape=(index["length"],))
         self.is_checked = np.zeros(len(self.digests), bool)
@@ -83,7 +84,7 @@ def open_prepared(files: list[Path], encoding: str) -> PreparedText:
         PREPARED.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunError(disk_message(PREPARED, error)) from None
-    unnamed = PREPARED / state
+    unnamed = PREPARED / f"{state}.{uuid.uuid4().hex}"  # another process may prepare it, too
     name = _prepare(files, encoding, unnamed)
     if _file_state(files, encoding)[0] != state:
         unnamed.unlink()

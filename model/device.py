@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from model.errors import RunError, UserError, print_line
+from model.errors import RunError, UserError, catch_signals, print_line
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,8 @@ def describe(device: torch.device, dtype: torch.dtype, world_size: int) -> str:
     if device.type == "cuda":
         name += f" ({torch.cuda.get_device_name(device)})"
     if device.type == "cpu":
-        name += f" ({torch.get_num_threads()} threads)"
+        threads = torch.get_num_threads()
+        name += f" ({threads} thread{'s' if threads > 1 else ''})"
     processes = f", {world_size} processes" if world_size > 1 else ""
     return f"{name}, {dtype_name(dtype)}{processes}"
 
@@ -129,8 +130,8 @@ def seed_all(*key: int) -> None:
 
 def configure_torch(device: torch.device) -> None:
     """Process-wide settings for training: the same result each time, and fast."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # required by the next line
-    # Without it, the embedding's backward pass on a CPU adds up in a different order each time.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS needs it
+    # Otherwise the embedding's backward pass on a CPU adds up in a different order each time.
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False
     torch.set_float32_matmul_precision("high")
@@ -192,14 +193,13 @@ class Processes:
         names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
         self.rank, self.world_size = 0, 1
         if all(name in os.environ for name in names):
-            try:
-                self.rank, self.world_size = (int(os.environ[name]) for name in names[:2])
-            except ValueError:
-                self.world_size = 0
-        if not 0 <= self.rank < self.world_size:
-            raise UserError(
-                "RANK and WORLD_SIZE are not valid. Start with torchrun, or unset them."
-            )
+            rank, world_size = os.environ["RANK"], os.environ["WORLD_SIZE"]
+            are_numbers = rank.isdecimal() and world_size.isdecimal()
+            if not are_numbers or int(rank) >= int(world_size):
+                raise UserError(
+                    "RANK and WORLD_SIZE are not valid. Start with torchrun, or unset them."
+                )
+            self.rank, self.world_size = int(rank), int(world_size)
         self.is_main = self.rank == 0
 
     def __enter__(self) -> "Processes":
@@ -211,18 +211,23 @@ class Processes:
         if self.world_size > 1:
             # destroy_process_group holds Python's lock while it waits for gloo's thread, which
             # needs that lock to free the last tensor. Without this pause both can wait forever.
-            time.sleep(0.2)
-            dist.destroy_process_group()
-        if isinstance(error, RuntimeError) and "connection" in str(error).lower():
-            message = "another process of this run has ended. Its last message says why."
-            raise RunError(message) from None
+            # Torchrun sends SIGTERM when a process ends; the others should still say why they end.
+            with catch_signals():
+                time.sleep(0.2)
+                dist.destroy_process_group()
+            lost = isinstance(error, RuntimeError) and not isinstance(error, RunError)
+            if lost and "connection" in str(error).lower():  # gloo's message
+                message = "another process of this run has ended. Its last message says why."
+                raise RunError(message) from None
 
     def local_device(self, device: torch.device) -> torch.device:
         """The device of this process: with several processes, each has a GPU of its own.
 
-        Raises UserError if this machine has fewer GPUs than processes.
+        Raises UserError if this machine has fewer GPUs than processes, or one GPU is meant.
         """
         if self.world_size > 1 and device.type == "cuda":
+            if device.index is not None:
+                raise UserError(f"device is {device}. With several processes, use --device cuda.")
             local_rank = int(os.environ.get("LOCAL_RANK", self.rank))  # set by torchrun
             count = torch.cuda.device_count()
             if local_rank >= count:
@@ -244,14 +249,15 @@ class Processes:
     def wrap(self, model: nn.Module) -> nn.Module:
         """`model` for training: the backward pass averages the gradients over all processes.
 
-        Setting `require_backward_grad_sync` to False before a forward pass leaves it out, for all
-        but the last part of a batch. A parameter that the loss does not depend on is an error.
+        It does not while `require_backward_grad_sync` is False, as for all but the last part of a
+        batch. A parameter that the loss does not depend on is an error.
         """
         if self.world_size == 1:
             return model
-        # Freed after the process group: freeing it earlier can wait forever, as in __exit__.
-        self.wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True)
-        return self.wrapped
+        wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True)
+        # Keeps it until the process group has ended: freeing it earlier can wait forever, too.
+        self.kept_alive = wrapped
+        return wrapped
 
     def average(self, tensor: Tensor) -> None:
         """Replace a tensor by its mean over all processes."""
@@ -288,10 +294,10 @@ class Processes:
         self.sum(0)
 
 
-def share_rows(function: Callable[[Tensor], Tensor], x_N: Tensor) -> Tensor:
-    """function(x_N), for a function that treats each of N rows alone and keeps their shape.
+def share_work(function: Callable[[Tensor], Tensor], x_N: Tensor) -> Tensor:
+    """function(x_N), for a function that treats each of N items alone and keeps their shape.
 
-    With several processes, each computes a part of the rows and sends it to all others.
+    With several processes, each computes a part of the items and sends it to all others.
     """
     if not dist.is_initialized():
         return function(x_N)

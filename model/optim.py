@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
-from model.device import share_rows
+from model.device import share_work
 from model.gpt import GPT
 
-# Each of several processes orthogonalizes a part of the matrices that have so many rows and
-# columns. Smaller ones are orthogonalized faster than they are sent.
+# Of matrices with at least this many rows and columns, each of several processes orthogonalizes a
+# part. Smaller ones are orthogonalized faster than they are sent.
 SHARED_SIZE = 256
 
 
@@ -73,7 +73,7 @@ def update_ratio(optimizer: Optimizer, before: list[Tensor]) -> float:
 
 
 class Muon(Optimizer):
-    """`torch.optim.Muon` for small matrices: all matrices of one shape take their step together.
+    """`torch.optim.Muon`, but all matrices of one shape take their step together.
 
     The update is orthogonalized Nesterov momentum (Jordan et al. 2024, "Muon"), scaled to AdamW's
     update RMS (Liu et al. 2025, "Muon is scalable"). One matrix at a time, a small network leaves
@@ -115,7 +115,7 @@ class Muon(Optimizer):
             updates.append(parameter.grad.lerp(momentum, self.MOMENTUM).reshape(-1, R, C))
         function = partial(orthogonalize, dtype=self.dtype)
         if min(R, C) >= SHARED_SIZE:
-            update_NRC = share_rows(function, torch.cat(updates))
+            update_NRC = share_work(function, torch.cat(updates))
         else:
             update_NRC = function(torch.cat(updates))
         scale = 0.2 * max(R, C) ** 0.5  # gives the update an RMS of 0.2, about that of AdamW

@@ -24,7 +24,7 @@ import train
 from configs import TrainConfig, config_keys
 from model import checkpoint
 from model.logger import lock_run_dir
-from tests.conftest import TINY, curve, start_processes
+from tests.conftest import ROOT, TINY, curve, start_processes
 from tests.test_train import STEPS, assert_same_run, assert_similar, at_steps, overflow_at
 
 
@@ -220,6 +220,17 @@ def test_all_processes_stop_when_one_of_them_has_an_error(text_file):
     main, other = train_in_two("--max_iters=20", "--out_dir=run", code=code)
     assert_told_that_the_other_ended(main)
     assert "KeyError: 'a bug'" in other.communicate(timeout=30)[1]
+
+
+def test_under_torchrun_a_process_says_that_another_has_ended(text_file):
+    """Torchrun sends it SIGTERM at that moment."""
+    code = BREAK_ONE_PROCESS.format("os.kill(os.getpid(), 9)")
+    Path("break.py").write_text(code, "utf-8")
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "break.py"]
+    command += [*TINY, "--data=text.txt", "--max_iters=99", "--out_dir=run"]
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(command, env=env, capture_output=True, check=False, timeout=60)
+    assert b"error: another process of this run has ended" in ended.stderr
 
 
 def test_compiled_runs_of_two_processes_and_of_one_that_is_not_compiled_are_similar(text_file):

@@ -305,6 +305,7 @@ def test_a_run_from_other_weights_starts_with_their_loss(trained_run, text_file)
     assert checkpoint.load("same/last.pt").config["n_embd"] == 16
     assert train.main([*flags, "--block_size", "12", "--out_dir", "shorter"]) == 0
     assert summary(Path("shorter"))["val_loss"] == pytest.approx(expected, rel=0.2)
+    assert train.main([*flags, "--n_head", "2", "--out_dir", "same sizes"]) == 0
     assert train.main([*flags, "--n_layer", "3", "--out_dir", "refused"]) == 2
     assert not Path("refused").exists()
 
@@ -323,14 +324,17 @@ def test_new_characters_get_new_rows_and_all_others_keep_theirs(trained_run, cap
     assert after.model["embedding.weight"][-2:].abs().sum() > 0
 
 
-def test_a_resumed_run_from_other_weights_equals_one_that_was_not_stopped(
+def test_a_run_from_other_weights_resumes_exactly_and_its_saved_config_repeats_it(
     trained_run, text_file, monkeypatch
 ):
     text_file.write_text("The moon is ~ and ß, so am I. " * 60, "utf-8")
     shutil.copytree(trained_run, "base")
     flags = ["--data", str(text_file), "--init_from", "base", "--device", "cpu", "--dropout", "0.1"]
     flags += ["--compile", "off", "--max_iters", "8", "--eval_interval", "4", "--log_interval", "1"]
+    flags += ["--block_size", "8"]
     assert train.main([*flags, "--out_dir", "whole"]) == 0
+    assert train.main(["whole/config.toml", "--out_dir", "repeated"]) == 0
+    assert_same_run(Path("whole"), Path("repeated"))
     with monkeypatch.context() as patch:
         at_steps(patch, [5], lambda _: os.kill(os.getpid(), signal.SIGINT))
         assert train.main([*flags, "--out_dir", "stopped"]) == 130

@@ -2,6 +2,8 @@
 
 import itertools
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -257,3 +259,19 @@ def test_a_text_that_changes_while_it_is_read_is_refused(text_file, monkeypatch,
     with pytest.raises(UserError, match="changed while it was being read"):
         open_path(text_file)
     assert not os.listdir(prepared.PREPARED)
+
+
+def test_two_processes_may_prepare_the_same_text_at_the_same_time(text_file, monkeypatch):
+    """Two threads, both of which have written the text before either gives it its name."""
+    prepare, both = prepared._prepare, threading.Barrier(2, timeout=30)
+
+    def prepare_and_wait(*args):
+        name = prepare(*args)
+        both.wait()
+        return name
+
+    monkeypatch.setattr(prepared, "_prepare", prepare_and_wait)
+    with ThreadPoolExecutor() as pool:
+        texts = list(pool.map(prepared.open_prepared, [[text_file]] * 2, ["utf-8"] * 2))
+    for text in texts:
+        assert "".join(text.vocab[id_] for id_ in text.ids_N) == LINES

@@ -16,7 +16,7 @@ from model.device import (
     choose_dtype,
     maybe_compile,
     seed_all,
-    share_rows,
+    share_work,
 )
 from model.errors import UserError
 from tests.conftest import ROOT, start_processes
@@ -184,22 +184,22 @@ with Processes() as processes:
     assert outputs_of(code, 2) == ["[[0.5, 1.0]]\n[[1.0, 2.0]]\n"] * 2
 
 
-def test_processes_share_rows_that_need_not_divide_evenly():
+def test_processes_share_work_that_need_not_divide_evenly():
     """Each row is computed once, by one process, and all get it."""
     code = """
 import torch
-from model.device import Processes, share_rows
+from model.device import Processes, share_work
 
 with Processes() as processes:
     for count in (1, 2, 3, 7):
         seen = []
-        result = share_rows(lambda rows: seen.append(len(rows)) or rows + 1, torch.arange(count))
+        result = share_work(lambda rows: seen.append(len(rows)) or rows + 1, torch.arange(count))
         assert result.tolist() == list(range(1, count + 1))
         print(*seen)
 """
     counts = [list(map(int, output.split())) for output in outputs_of(code, 3)]
     assert [sum(seen) for seen in zip(*counts, strict=True)] == [1, 2, 3, 7]
-    assert share_rows(torch.square, torch.arange(3)).tolist() == [0, 1, 4]
+    assert share_work(torch.square, torch.arange(3)).tolist() == [0, 1, 4]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a setting of the GNU C library")
