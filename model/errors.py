@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, TextIO
@@ -112,7 +113,7 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
 
     Raises RunError, leaving `path` as it was, if the disk is full or not writable.
     """
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         with open(temporary, "w+b") as file:
             yield file
