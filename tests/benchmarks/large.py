@@ -3,7 +3,7 @@
 MB/s is per second of one core outside the kernel, so without the disk; then of the wall clock. Peak
 is the whole process's memory while it prepares, with PyTorch's 220 MB. The first step is counted
 from the start of `python train.py` on the prepared text. Memory is what the process allocated after
-a tenth of the steps and at the end, without the text's pages, which the system can drop.
+500 steps and at the end, without the text's pages, which the system can drop.
 """
 
 import os
@@ -78,10 +78,15 @@ def train(path: Path, folder: Path) -> str:
     with subprocess.Popen([sys.executable, "train.py", *flags], cwd=ROOT) as process:
         while process.poll() is None:
             status = Path(f"/proc/{process.pid}/status").read_text()
-            memory += [int(kb) / 1000 for kb in re.findall(r"RssAnon:\s+(\d+)", status)]
+            for kilobytes in re.findall(r"RssAnon:\s+(\d+)", status):
+                memory.append((time.time(), int(kilobytes) / 1000))
             time.sleep(0.1)
-    first = EventAccumulator(str(run / "train")).Reload().Scalars("loss")[0]
-    return f"{first.wall_time - started:>6.1f} {memory[len(memory) // 10]:>6.0f} {memory[-1]:>6.0f}"
+    if process.returncode:
+        sys.exit(f"train.py ended with status {process.returncode}")
+    events = EventAccumulator(str(run / "train"), size_guidance={"scalars": 0}).Reload()
+    times = {event.step: event.wall_time for event in events.Scalars("loss")}
+    early = next(megabytes for at, megabytes in memory if at > times[500])
+    return f"{times[0] - started:>6.1f} {early:>6.0f} {memory[-1][1]:>6.0f}"
 
 
 def main() -> None:

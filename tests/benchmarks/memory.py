@@ -1,9 +1,10 @@
 """Peak memory of training by the size of the network, with and without activation checkpointing.
 
-Of the whole process on a CPU: two steps, an evaluation, a sample and saving. A network has 64
-channels for each of its --layers, in heads of 64; the batch is --windows of 256 characters.
+Of the whole process on a CPU under Linux: two steps, an evaluation, a sample and saving. A network
+has 64 channels for each of its --layers, in heads of 64; the batch is --windows of 256 characters.
 """
 
+import argparse
 import json
 import os
 import subprocess
@@ -12,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 from data.download import tiny_shakespeare
-from tests.benchmarks.peer import ROOT, arguments, machine
+from tests.benchmarks.peer import ROOT, machine
 
 
 def peak_memory(n_layer: int, windows: int, *flags: str) -> tuple[int, float]:
@@ -31,12 +32,15 @@ def peak_memory(n_layer: int, windows: int, *flags: str) -> tuple[int, float]:
 
 
 def main() -> None:
-    args = arguments(windows=8, layers=[4, 8, 12, 16])
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--windows", type=int, default=8)
+    parser.add_argument("--layers", type=int, nargs="+", default=[4, 8, 12, 16])
+    args = parser.parse_args()
     print(machine())
     print(f"{'layers':>6} {'channels':>8} {'parameters':>11} {'GB':>6} {'checkpointing':>13}")
-    for n_layer in map(int, args.layers):
-        params, plain = peak_memory(n_layer, int(args.windows))
-        _, checkpointing = peak_memory(n_layer, int(args.windows), "--activation_checkpointing")
+    for n_layer in args.layers:
+        params, plain = peak_memory(n_layer, args.windows)
+        _, checkpointing = peak_memory(n_layer, args.windows, "--activation_checkpointing")
         line = f"{n_layer:>6} {64 * n_layer:>8} {params:>11,} {plain:>6.2f} {checkpointing:>13.2f}"
         print(line, flush=True)
 
