@@ -194,10 +194,10 @@ class Processes:
         self.rank, self.world_size = 0, 1
         if all(name in os.environ for name in names):
             rank, world_size = os.environ["RANK"], os.environ["WORLD_SIZE"]
-            are_numbers = rank.isdecimal() and world_size.isdecimal()
-            if not are_numbers or int(rank) >= int(world_size):
+            numbers = (rank, world_size, os.environ["MASTER_PORT"])
+            if not all(map(str.isdecimal, numbers)) or int(rank) >= int(world_size):
                 raise UserError(
-                    "RANK and WORLD_SIZE are not valid. Start with torchrun, or unset them."
+                    "RANK, WORLD_SIZE or MASTER_PORT is not valid. Use torchrun, or unset them."
                 )
             self.rank, self.world_size = int(rank), int(world_size)
         self.is_main = self.rank == 0

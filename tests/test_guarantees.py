@@ -222,6 +222,16 @@ def test_all_processes_stop_when_one_of_them_has_an_error(text_file):
     assert "KeyError: 'a bug'" in other.communicate(timeout=30)[1]
 
 
+def test_processes_that_read_different_texts_are_refused(text_file):
+    Path("other").mkdir()
+    Path("other/text.txt").write_text(text_file.read_text("utf-8").replace("moon", "noon"), "utf-8")
+    code = "import os, sys, train; os.chdir(['.', 'other'][int(os.environ['RANK'])]); train.main()"
+    for process in train_in_two("--max_iters=3", code=code):
+        assert (
+            "text.txt is not the same text in all processes" in process.communicate(timeout=30)[1]
+        )
+
+
 def test_under_torchrun_a_process_says_that_another_has_ended(text_file):
     """Torchrun sends it SIGTERM at that moment."""
     code = BREAK_ONE_PROCESS.format("os.kill(os.getpid(), 9)")
