@@ -142,7 +142,10 @@ sys.exit(train.main())
 """
 
 
-def train_in_two(*flags: str, code: str = "import sys, train; sys.exit(train.main())"):
+TRAIN = "import sys, train; sys.exit(train.main())"
+
+
+def train_in_two(*flags: str, code: str = TRAIN) -> list[subprocess.Popen]:
     """Start a run of two processes."""
     flags = [*TINY, "--data", "text.txt", "--dtype=float32", "--log_interval=1", *flags]
     return start_processes(["-c", code, *flags], 2)
@@ -243,11 +246,29 @@ def test_under_torchrun_a_process_says_that_another_has_ended(text_file):
     assert b"error: another process of this run has ended" in ended.stderr
 
 
-def test_compiled_runs_of_two_processes_and_of_one_that_is_not_compiled_are_similar(text_file):
+COMPILER_FAILS_IN_ONE_PROCESS = """
+import os, sys, torch, train
+
+def fail(*_):
+    raise RuntimeError("no compiler")
+
+torch.compile = lambda loss_fn, **_: [loss_fn, fail][int(os.environ["RANK"])]
+sys.exit(train.main())
+"""
+
+
+@pytest.mark.parametrize("code", [TRAIN, COMPILER_FAILS_IN_ONE_PROCESS], ids=["both", "one"])
+def test_compiled_runs_of_two_processes_and_of_one_that_is_not_compiled_are_similar(
+    code, text_file
+):
+    """Also if the compiler fails in one of the processes."""
     flags = ["--max_iters=8", "--warmup_iters=1", "--gradient_accumulation_steps=2"]
-    for process in train_in_two(*flags, "--compile=on", "--out_dir=two"):
+    for rank, process in enumerate(
+        train_in_two(*flags, "--compile=on", "--out_dir=two", code=code)
+    ):
         _, error = process.communicate(timeout=300)
-        assert (process.returncode, "warning" in error) == (0, False), error
+        failed = rank == 1 and code != TRAIN
+        assert (process.returncode, "warning" in error) == (0, failed), error
     single = [*TINY, "--data", "text.txt", "--dtype=float32", "--log_interval=1"]
     assert train.main([*single, *flags, "--out_dir", "one"]) == 0
     assert_similar(Path("one"), Path("two"))
