@@ -142,10 +142,10 @@ sys.exit(train.main())
 """
 
 
-TRAIN = "import sys, train; sys.exit(train.main())"
+TRAIN_CODE = "import sys, train; sys.exit(train.main())"
 
 
-def train_in_two(*flags: str, code: str = TRAIN) -> list[subprocess.Popen]:
+def train_in_two(*flags: str, code: str = TRAIN_CODE) -> list[subprocess.Popen]:
     """Start a run of two processes."""
     flags = [*TINY, "--data", "text.txt", "--dtype=float32", "--log_interval=1", *flags]
     return start_processes(["-c", code, *flags], 2)
@@ -257,17 +257,16 @@ sys.exit(train.main())
 """
 
 
-@pytest.mark.parametrize("code", [TRAIN, COMPILER_FAILS_IN_ONE_PROCESS], ids=["both", "one"])
+@pytest.mark.parametrize("code", [TRAIN_CODE, COMPILER_FAILS_IN_ONE_PROCESS], ids=["both", "one"])
 def test_compiled_runs_of_two_processes_and_of_one_that_is_not_compiled_are_similar(
     code, text_file
 ):
     """Also if the compiler fails in one of the processes."""
     flags = ["--max_iters=8", "--warmup_iters=1", "--gradient_accumulation_steps=2"]
-    for rank, process in enumerate(
-        train_in_two(*flags, "--compile=on", "--out_dir=two", code=code)
-    ):
+    processes = train_in_two(*flags, "--compile=on", "--out_dir=two", code=code)
+    for rank, process in enumerate(processes):
         _, error = process.communicate(timeout=300)
-        failed = rank == 1 and code != TRAIN
+        failed = rank == 1 and code != TRAIN_CODE
         assert (process.returncode, "warning" in error) == (0, failed), error
     single = [*TINY, "--data", "text.txt", "--dtype=float32", "--log_interval=1"]
     assert train.main([*single, *flags, "--out_dir", "one"]) == 0
