@@ -62,17 +62,17 @@ def evaluate(
 ) -> float:
     """Mean loss over the validation split, in nats per character. Deterministic."""
     model.eval()
-    losses, counts = [], []
-    windows = corpus.eval_windows(model.config.block_size)
-    for starts_B, T in windows[processes.rank :: processes.world_size]:
+    windows = corpus.eval_windows(model.config.block_size)[processes.rank :: processes.world_size]
+    losses, counts = torch.zeros(len(windows), device=device), []
+    for i, (starts_B, T) in enumerate(windows):
         x_BT, y_BT = corpus.gather_windows(starts_B, T)
         x_BT, y_BT = to_device(x_BT, device), to_device(y_BT, device)
         with autocast(device, dtype):
-            losses.append(cross_entropy(model(x_BT), y_BT))
+            losses[i] = cross_entropy(model(x_BT), y_BT)
         counts.append(y_BT.numel())
     model.train()
     # Read at the end: each reading would wait for the device.
-    nats = sum(loss.item() * count for loss, count in zip(losses, counts, strict=True))
+    nats = sum(loss * count for loss, count in zip(losses.tolist(), counts, strict=True))
     return processes.sum(nats) / processes.sum(sum(counts))
 
 
@@ -282,10 +282,10 @@ def train(
                     loss = loss_fn(x_BT, y_BT) / accumulation_steps
                 scaler.scale(loss).backward()
                 step_loss += loss.detach()
-            processes.average(step_loss)
 
             is_logged = step % run_config.log_interval == 0
             if is_logged:
+                processes.average(step_loss)
                 before = [copy_parameters(optimizer) for optimizer in optimizers]
 
             # Clip the gradients, update the weights
