@@ -218,11 +218,18 @@ def test_all_processes_stop_when_the_loss_of_one_is_not_finite(text_file):
         assert re.search("error: the (training loss|gradient norm) became nan at step 3", error)
 
 
-def test_all_processes_stop_when_one_of_them_has_an_error(text_file):
-    code = BREAK_ONE_PROCESS.format("raise KeyError('a bug')")
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        ("KeyError('a bug')", "KeyError: 'a bug'"),
+        ("train.checkpoint.RunError('no connection to a disk')", "error: no connection to a disk"),
+    ],
+)
+def test_all_processes_stop_when_one_of_them_has_an_error(text_file, error, line):
+    code = BREAK_ONE_PROCESS.format(f"raise {error}")
     main, other = train_in_two("--max_iters=20", "--out_dir=run", code=code)
     assert_told_that_the_other_ended(main)
-    assert "KeyError: 'a bug'" in other.communicate(timeout=30)[1]
+    assert line in other.communicate(timeout=30)[1].splitlines()
 
 
 def test_processes_that_read_different_texts_are_refused(text_file):

@@ -331,8 +331,11 @@ def test_a_run_from_other_weights_resumes_exactly_and_its_saved_config_repeats_i
     shutil.copytree(trained_run, "base")
     flags = ["--data", str(text_file), "--init_from", "base", "--device", "cpu", "--dropout", "0.1"]
     flags += ["--compile", "off", "--max_iters", "8", "--eval_interval", "4", "--log_interval", "1"]
-    flags += ["--block_size", "8"]
+    Path("preset.toml").write_text("block_size = 8")
+    flags = ["preset.toml", *flags]
     assert train.main([*flags, "--out_dir", "whole"]) == 0
+    config = checkpoint.load("whole/last.pt").config
+    assert (config["n_embd"], config["block_size"], config["dropout"]) == (16, 8, 0.1)
     assert train.main(["whole/config.toml", "--out_dir", "repeated"]) == 0
     assert_same_run(Path("whole"), Path("repeated"))
     with monkeypatch.context() as patch:
