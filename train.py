@@ -149,7 +149,7 @@ def train(
     known_vocab = origin.vocab if origin else ""
     with processes.main_first():
         corpus = open_corpus(config.data, block_size, known_vocab, extend=saved is None)
-    digest = int(corpus.text.name[:12], 16)
+    digest = int(corpus.text.name[:12], 16)  # as many digits as a float64 holds
     if processes.max(digest) != -processes.max(-digest):
         raise UserError(f"{corpus.name} is not the same text in all processes of this run.")
     data_changed = saved is not None and saved.data_sha256 != corpus.text.name

@@ -62,7 +62,7 @@ python train.py [PRESET.toml] [--key value ...]
 DESCRIPTION = "Train a character-level GPT. A preset states what differs from the defaults below."
 RESUMABLE = ("data", "max_iters", "eval_interval", "log_interval", "patience")
 RESUMABLE += ("device", "dtype", "compile", "gradient_accumulation_steps")
-SIZES = ("n_layer", "n_head", "n_embd")  # of these the shapes of the weights depend
+SIZES = ("n_layer", "n_head", "n_embd")  # the shapes of the weights depend on these
 
 
 class Command(NamedTuple):

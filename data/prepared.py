@@ -26,7 +26,7 @@ from model.errors import RunError, UserError, atomic_write, disk_message
 
 PREPARED = Path(__file__).with_name("prepared")  # may be deleted at any time
 PIECE = 1 << 18  # bytes
-EAGER_PIECES = 256  # are checked when the file is opened: a small one that is damaged is made again
+EAGER_PIECES = 256  # checked when the file is opened, so that a small damaged one is made again
 SETTLED_SECONDS = 2  # a file that has just changed may change again without another time
 
 
