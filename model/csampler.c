@@ -92,6 +92,14 @@ static void attend(const float *q, const float *K, const float *V, float *out, i
         product_tile(V + d * W, weights, out + d, 1, D - d < COLUMNS ? D - d : COLUMNS, S, D, SET);
 }
 
+/* x += MLP(shift(norm(x))). `last` as in norm_and_shift. Returns the address of the next weights. */
+static const float *feed_forward(const float *weights, float *x, float *last, float *h, float *wide, sizes n,
+                                 int64_t position) {
+    weights = norm_and_shift(weights, x, last, h, n, position);
+    weights = product(weights, h, wide, n.B, n.C, 4 * n.C, SQUARED_RELU);
+    return product(weights, wide, x, n.B, 4 * n.C, n.C, ADD);
+}
+
 /* Read the characters `ids` at `position`; write the logits of the next ones. `state` holds temporary
    values, then what each block remembers of earlier positions; it starts as zeros. */
 void step(const sizes *given, const float *weights, const int64_t *ids, int64_t position, float *state,
@@ -110,6 +118,8 @@ void step(const sizes *given, const float *weights, const int64_t *ids, int64_t 
     for (int b = 0; b < B; b++) norm(weights + ids[b] * C, x + b * C, C);
     weights += n.V * C;
     for (int layer = 0; layer < n.layers; layer++) {
+        weights = feed_forward(weights, x, memory, h, wide, n, position);
+        memory += n.R * B * C;
         /* Attention */
         weights = norm_and_shift(weights, x, memory, h, n, position);
         memory += n.R * B * C;
@@ -131,11 +141,8 @@ void step(const sizes *given, const float *weights, const int64_t *ids, int64_t 
             memory = V + (D + COLUMNS - 1) / COLUMNS * COLUMNS * n.W;
         }
         weights = product(weights, h, x, B, C, C, ADD);
-        /* Feed-forward layer */
-        weights = norm_and_shift(weights, x, memory, h, n, position);
+        weights = feed_forward(weights, x, memory, h, wide, n, position);
         memory += n.R * B * C;
-        weights = product(weights, h, wide, B, C, 4 * C, SQUARED_RELU);
-        weights = product(weights, wide, x, B, 4 * C, C, ADD);
     }
     for (int b = 0; b < B; b++) norm(x + b * C, h + b * C, C);
     product(weights, h, logits, B, C, n.V, SET);

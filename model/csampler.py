@@ -87,16 +87,20 @@ def parameter_shapes(config: GPTConfig, V: int) -> list[tuple[str, tuple[int, ..
     """The parameters of the network in csampler.c, in the order in which it reads them."""
     C = config.n_embd
     block = [
+        ("shift_mlp_1.mix_1", (C,)),
+        ("shift_mlp_1.mix_2", (C,)),
+        ("mlp_1.fc.weight", (4 * C, C)),
+        ("mlp_1.proj.weight", (C, 4 * C)),
         ("shift_attention.mix_1", (C,)),
         ("shift_attention.mix_2", (C,)),
         ("attention.query.weight", (C, C)),
         ("attention.key.weight", (C, C)),
         ("attention.value.weight", (C, C)),
         ("attention.proj.weight", (C, C)),
-        ("shift_mlp.mix_1", (C,)),
-        ("shift_mlp.mix_2", (C,)),
-        ("mlp.fc.weight", (4 * C, C)),
-        ("mlp.proj.weight", (C, 4 * C)),
+        ("shift_mlp_2.mix_1", (C,)),
+        ("shift_mlp_2.mix_2", (C,)),
+        ("mlp_2.fc.weight", (4 * C, C)),
+        ("mlp_2.proj.weight", (C, 4 * C)),
     ]
     blocks = [
         (f"blocks.{layer}.{name}", shape)
@@ -122,12 +126,12 @@ class CSampler:
         config, V = self.config, self.vocab_size
         C, H, L, W = config.n_embd, config.n_head, config.n_layer, config.block_size
         D = C // H
-        # Each block looks back W - 1 positions, and SHIFT before each of its two layers.
-        receptive_field = 1 + L * (W - 1 + 2 * SHIFT)
+        # Each block looks back W - 1 positions, and SHIFT before each of its three layers.
+        receptive_field = 1 + L * (W - 1 + 3 * SHIFT)
         keys_and_values = H * (round_up(W) * D + round_up(D) * W)  # of one text in one block
         sizes = np.array([L, B, C, H, V, W, SHIFT], np.intc)
         ids_B = np.empty(B, np.int64)
-        state = np.zeros(B * (6 * C + L * (2 * SHIFT * C + keys_and_values)), np.float32)
+        state = np.zeros(B * (6 * C + L * (3 * SHIFT * C + keys_and_values)), np.float32)
         logits_BV = np.empty((B, V), np.float32)
         pointer = ctypes.c_void_p
         inputs = [array.ctypes.data_as(pointer) for array in (sizes, self.weights, ids_B)]

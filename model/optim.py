@@ -6,6 +6,7 @@ from functools import partial
 from typing import Annotated
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
@@ -26,7 +27,7 @@ class OptimConfig:
     gradient_accumulation_steps: Annotated[
         int, "parts the batch is split into, to save memory", "[1, inf)"
     ] = 1
-    max_iters: Annotated[int, "optimizer steps", "[1, inf)"] = 1250
+    max_iters: Annotated[int, "optimizer steps", "[1, inf)"] = 1150
     learning_rate: Annotated[float, "peak learning rate, of AdamW and Muon", "[0, 1e30]"] = 7e-3
     weight_decay: Annotated[float, "weight decay of the matrices in the blocks", "[0, 1e30]"] = 0.5
     warmup_iters: Annotated[int, "steps in which the learning rate rises", "[0, inf)"] = 20
@@ -73,11 +74,13 @@ def update_ratio(optimizer: Optimizer, before: list[Tensor]) -> float:
 
 
 class Muon(Optimizer):
-    """`torch.optim.Muon`, but all matrices of one shape take their step together.
+    """`torch.optim.Muon` with normalized rows; all matrices of one shape take their step together.
 
-    The update is orthogonalized Nesterov momentum (Jordan et al. 2024, "Muon"), scaled to AdamW's
-    update RMS (Liu et al. 2025, "Muon is scalable"). One matrix at a time, a small network leaves
-    the processor mostly idle; together they take a third of the time.
+    The update is orthogonalized Nesterov momentum (Jordan et al. 2024, "Muon"). Each of its rows,
+    which are the weights of one output, is scaled to AdamW's update RMS of about 0.2 (Liu et al.
+    2025, "Muon is scalable", scale the whole matrix; Li et al. 2025, "NorMuon", each row). One
+    matrix at a time, a small network leaves the processor mostly idle; together they take a third
+    of the time.
     """
 
     MOMENTUM = 0.95
@@ -118,12 +121,12 @@ class Muon(Optimizer):
             update_NRC = share_work(function, torch.cat(updates))
         else:
             update_NRC = function(torch.cat(updates))
-        scale = 0.2 * max(R, C) ** 0.5  # gives the update an RMS of 0.2, about that of AdamW
+        update_NRC = F.rms_norm(update_NRC, (C,))  # of a tall matrix, the rows differ in length
         for parameter, update in zip(
             parameters, update_NRC.split([len(update) for update in updates]), strict=True
         ):
             parameter.mul_(1 - lr * weight_decay)
-            parameter.sub_(update.view_as(parameter), alpha=lr * scale)
+            parameter.sub_(update.view_as(parameter), alpha=0.2 * lr)
 
 
 def orthogonalize(x_NRC: Tensor, dtype: torch.dtype) -> Tensor:

@@ -195,17 +195,18 @@ class DropoutInMLP(gpt.MLP):
         return self.proj(self.dropout(F.relu(self.fc(x_BTC)).square()))
 
 
-class BlockWithGains(gpt.Block):
-    """RMSNorm with learned gains."""
+class UsualBlock(gpt.Block):
+    """Attention and one feed-forward layer, and RMSNorm with learned gains."""
 
     def __init__(self, config):
         super().__init__(config)
+        del self.shift_mlp_1, self.mlp_1
         self.norm_1, self.norm_2 = nn.RMSNorm(config.n_embd), nn.RMSNorm(config.n_embd)
 
     def forward(self, x_BTC, cos_TE, sin_TE, cache=None):
         h_BTC = self.shift_attention(self.norm_1(x_BTC), cache)
         x_BTC = x_BTC + self.attention(h_BTC, cos_TE, sin_TE, cache)
-        return x_BTC + self.mlp(self.shift_mlp(self.norm_2(x_BTC), cache))
+        return x_BTC + self.mlp_2(self.shift_mlp_2(self.norm_2(x_BTC), cache))
 
 
 class NoTokenShift(nn.Module):
@@ -320,7 +321,7 @@ NETWORK_EDITS = {
     "bias of the query": ((gpt, "Attention", QueryWithBias),),
     "dropout in the MLP": ((gpt, "MLP", DropoutInMLP),),
     "RMSNorm": ((gpt, "norm", rms_norm),),
-    "RMSNorm with gains": ((gpt, "Block", BlockWithGains),),
+    "usual block, with gains": ((gpt, "Block", UsualBlock),),
     "no token shift": ((gpt, "TokenShift", NoTokenShift),),
     "unused layer": ((gpt, "MLP", UnusedLayer),),
     "gate in attention": ((gpt, "Attention", GatedAttention),),
@@ -488,7 +489,7 @@ def test_a_checkpoint_of_another_network_is_refused_with_the_parameter_that_diff
     for main, argv in ((sample.main, ["run"]), (train.main, ["--resume", "run"])):
         assert main(argv) == 2
         error = capsys.readouterr().err.splitlines()[-1]
-        assert 'Missing key(s) in state_dict: "blocks.0.mlp.gate.weight"' in error
+        assert 'Missing key(s) in state_dict: "blocks.0.mlp_1.gate.weight"' in error
 
 
 # ---------------------------------------------------------------- edits of the optimizers

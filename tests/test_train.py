@@ -85,7 +85,7 @@ def overflow_at(monkeypatch, steps) -> None:
     make_optimizers, count = train.make_optimizers, itertools.count()
 
     def make_with_overflow(model, *args, **kwargs):
-        weight = model.blocks[0].mlp.fc.weight
+        weight = model.blocks[0].mlp_1.fc.weight
         weight.register_hook(lambda grad: grad * math.inf if next(count) in steps else grad)
         return make_optimizers(model, *args, **kwargs)
 

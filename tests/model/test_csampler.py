@@ -62,7 +62,7 @@ def test_logits_equal_the_model_and_nothing_is_written_beyond_the_arrays(B, D, V
 @pytest.mark.parametrize(
     ("edit", "difference"),
     [
-        (lambda b: setattr(b.mlp, "proj", nn.Linear(64, 16)), "parameter blocks.1.mlp.proj.bias"),
+        (lambda b: setattr(b.mlp_1, "proj", nn.Linear(64, 16)), "parameter blocks.1.mlp_1.proj.bias"),
         (lambda b: setattr(b.attention, "window", 9), "other logits"),
     ],
 )
@@ -115,7 +115,8 @@ def test_logits_after_a_long_text_equal_the_model(n_layer, block_size):
     )
     for block in model.blocks:  # make the first character of the receptive field matter
         block.shift_attention.mix_2.data *= 10
-        block.shift_mlp.mix_2.data *= 10
+        block.shift_mlp_1.mix_2.data *= 10
+        block.shift_mlp_2.mix_2.data *= 10
     ids_BT = random_ids(1, 50_000)
     expected_BV = model(ids_BT[:, -100:])[:, -1].detach()
     cut, whole = CSampler(model).start(1), CSampler(model).start(1)

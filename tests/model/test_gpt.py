@@ -55,7 +55,7 @@ def test_new_block_is_the_identity():
 
 def test_attention_mixes_positions_and_the_feed_forward_layer_does_not():
     block, x_BTC, order = random_gpt().blocks[0], torch.randn(1, 5, 16).double(), [3, 0, 4, 1, 2]
-    torch.testing.assert_close(block.mlp(x_BTC[:, order]), block.mlp(x_BTC)[:, order])
+    torch.testing.assert_close(block.mlp_1(x_BTC[:, order]), block.mlp_1(x_BTC)[:, order])
     mixed_BTC = block.attention(x_BTC, *NO_POSITIONS)[:, order]
     assert not torch.allclose(block.attention(x_BTC[:, order], *NO_POSITIONS), mixed_BTC)
 
