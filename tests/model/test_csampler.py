@@ -62,7 +62,7 @@ def test_logits_equal_the_model_and_nothing_is_written_beyond_the_arrays(B, D, V
 @pytest.mark.parametrize(
     ("edit", "difference"),
     [
-        (lambda b: setattr(b.mlp_1, "proj", nn.Linear(64, 16)), "parameter blocks.1.mlp_1.proj.bias"),
+        (lambda b: setattr(b.mlp_1, "proj", nn.Linear(64, 16)), "blocks.1.mlp_1.proj.bias"),
         (lambda b: setattr(b.attention, "window", 9), "other logits"),
     ],
 )
