@@ -27,7 +27,7 @@ class OptimConfig:
     gradient_accumulation_steps: Annotated[
         int, "parts the batch is split into, to save memory", "[1, inf)"
     ] = 1
-    max_iters: Annotated[int, "optimizer steps", "[1, inf)"] = 1150
+    max_iters: Annotated[int, "optimizer steps", "[1, inf)"] = 1250
     learning_rate: Annotated[float, "peak learning rate, of AdamW and Muon", "[0, 1e30]"] = 7e-3
     weight_decay: Annotated[float, "weight decay of the matrices in the blocks", "[0, 1e30]"] = 0.5
     warmup_iters: Annotated[int, "steps in which the learning rate rises", "[0, inf)"] = 20
