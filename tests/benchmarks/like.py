@@ -1,4 +1,4 @@
-"""configs/nanogpt.toml and nanoGPT's own 6 x 384 model: seconds per step, and loss after training.
+"""configs/nanogpt.toml and the 6 x 384 model of nanoGPT: seconds per step, and loss after training.
 
 --steps, --batch, --device: the length of the training, its batch size, and the device of both.
 """
@@ -14,7 +14,7 @@ def main() -> None:
     args = arguments(steps=40, batch=64, device="cpu")
     steps, batch_size, device = int(args.steps), int(args.batch), args.device
     print(machine())
-    print(f"{steps} steps of {batch_size} x 256 characters, 6 layers of 384 channels;")
+    print(f"{steps} steps of {batch_size} x 256 characters, 4 blocks of 384 channels, nanoGPT 6;")
     print("seconds per step without evaluation")
     for seed in args.seeds:
         flags = {
