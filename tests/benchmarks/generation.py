@@ -1,8 +1,8 @@
 """Sampling speed of Quill, nanoGPT's `generate` and llama2.c's run.c, one after the other.
 
---run RUN is the checkpoint that Quill samples from (default: the newest); the others get random
-weights of its size. --llama DIR is a clone of karpathy/llama2.c; its feed-forward layer is 8/3 as
-wide as the model, so that both have as many weights. --length is the length of a text.
+--run RUN is the checkpoint that Quill samples from (default: the newest). The others get random
+weights, with as many channels and about as many parameters. --llama DIR is a clone of
+karpathy/llama2.c. --length is the length of a text.
 """
 
 import re
@@ -52,10 +52,15 @@ def quill(saved: Checkpoint, count: int, length: int) -> float:
     return count * length / (time.perf_counter() - start_time)
 
 
+def peer_layers(saved: Checkpoint) -> int:
+    """Layers of attention and one feed-forward layer with as many parameters as Quill's blocks."""
+    return round(saved.config["n_layer"] * 20 / 12)  # 20 and 12 x n_embd² each
+
+
 def nanogpt(clone: Path, saved: Checkpoint, length: int) -> float:
     """Characters per second of one text."""
-    n_layer, n_head, n_embd = (saved.config[name] for name in ("n_layer", "n_head", "n_embd"))
-    sizes = saved.config["block_size"], len(saved.vocab), n_layer, n_head, n_embd, length
+    n_head, n_embd = saved.config["n_head"], saved.config["n_embd"]
+    sizes = saved.config["block_size"], len(saved.vocab), peer_layers(saved), n_head, n_embd, length
     command = [sys.executable, "-c", NANOGPT, *map(str, sizes)]
     done = subprocess.run(command, cwd=clone, capture_output=True, text=True, check=True)
     return float(done.stdout.rpartition("speed ")[2])
@@ -67,8 +72,9 @@ def llama(clone: Path, saved: Checkpoint) -> float:
     A text is twice as long as Quill's window. Its context is one window on average, as is Quill's
     in a long text.
     """
-    L, H, C = (saved.config[name] for name in ("n_layer", "n_head", "n_embd"))
-    V, hidden, length = len(saved.vocab), 8 * C // 3, 2 * saved.config["block_size"]
+    L, H, C = peer_layers(saved), saved.config["n_head"], saved.config["n_embd"]
+    hidden = 8 * C // 3  # three matrices of this width are as large as nanoGPT's two of 4 C
+    V, length = len(saved.vocab), 2 * saved.config["block_size"]
     n_weights = V * C + L * (4 * C * C + 3 * C * hidden + 2 * C) + C + length * (C // H)
     weights = np.random.default_rng(0).normal(size=n_weights).astype(np.float32) * 0.1
     weights[C : 2 * C] *= 1e-3  # token 1 ends the text; this makes it unlikely

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from model.attention import Cache
-from model.gpt import GPT, Block, GPTConfig
+from model.gpt import GPT, Block, Dropout, GPTConfig
 
 CONFIG = GPTConfig(n_layer=3, n_head=2, n_embd=16, block_size=12)
 NO_POSITIONS = torch.ones(5, 4).double(), torch.zeros(5, 4).double()  # angles of zero
@@ -88,6 +88,28 @@ def test_dropout_is_for_training_only():
     assert torch.equal(model(ids_BT), model(ids_BT))
     model.train()
     assert not torch.equal(model(ids_BT), model(ids_BT))
+
+
+@pytest.mark.parametrize("p", [0.0, 0.003, 0.15, 0.5, 0.9, 0.9999])
+def test_dropout_drops_a_share_p_of_the_elements_independently_and_keeps_the_mean(p):
+    torch.manual_seed(0)
+    out_N8 = Dropout(p)(torch.ones(100_000, 8))  # a row for each random number
+    dropped_N8 = (out_N8 == 0).double()
+    torch.testing.assert_close(dropped_N8.mean(0), torch.full((8,), p).double(), atol=0.01, rtol=0)
+    covariance_88 = dropped_N8.mT.cov() - torch.eye(8) * p * (1 - p)
+    torch.testing.assert_close(covariance_88, torch.zeros(8, 8).double(), atol=0.01, rtol=0)
+    assert len(out_N8.unique()) <= 2
+    assert out_N8.mean() == pytest.approx(1, abs=0.1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(), (0,), (1,), (9,), (3, 5, 7)])
+def test_dropout_keeps_shape_and_dtype_and_gradients_have_its_mask(shape, dtype):
+    x = torch.rand(shape).to(dtype).requires_grad_()
+    out = Dropout(0.5)(x)
+    out.sum().backward()
+    assert (out.shape, out.dtype) == (x.shape, x.dtype)
+    torch.testing.assert_close(out, x * x.grad)
 
 
 def test_activation_checkpointing_gives_the_same_gradients_and_stores_less():
