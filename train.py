@@ -149,10 +149,10 @@ def train(
     known_vocab = origin.vocab if origin else ""
     with processes.main_first():
         corpus = open_corpus(config.data, block_size, known_vocab, extend=saved is None)
-    digest = int(corpus.text.name[:12], 16)  # as many digits as a float64 holds
-    if processes.max(digest) != -processes.max(-digest):
+    digest = int(corpus.text.sha256[:12], 16)  # as many digits as a float64 holds
+    if processes.max(digest) != -processes.max(-digest):  # the largest is not the smallest
         raise UserError(f"{corpus.name} is not the same text in all processes of this run.")
-    data_changed = saved is not None and saved.data_sha256 != corpus.text.name
+    data_changed = saved is not None and saved.data_sha256 != corpus.text.sha256
     if data_changed and not allow_other_data:
         raise UserError(
             f"{corpus.name} has changed since this run started. Pass --data to continue anyway."
@@ -163,8 +163,8 @@ def train(
     model = GPT(model_config, vocab_size=len(corpus.tokenizer.vocab)).to(device)
     optimizers = make_optimizers(model, optim_config, muon_dtype=dtype)
     scaler = make_scaler(device, dtype)
-    # Each overflow halves GradScaler's scale, 2^16 at first. If it has fallen below 1 and they go
-    # on, the gradients themselves are not finite.
+    # Each overflow halves GradScaler's scale, 2^16 at first. After 19 in a row it is 1/8: then the
+    # gradients themselves are not finite.
     divergence = DivergenceCheck(tolerated=19 if scaler.is_enabled() else 0)
 
     # State: fresh, from other weights, or that of the checkpoint
@@ -176,7 +176,7 @@ def train(
         if data_changed or not (run_dir / "best.pt").exists():
             state.best_val_loss = state.best_iter = None  # the next evaluation writes best.pt
     config = replace(config, run=replace(run_config, out_dir=None))  # a repeated run gets its own
-    state.config, state.data_sha256 = to_dict(config), corpus.text.name
+    state.config, state.data_sha256 = to_dict(config), corpus.text.sha256
     earlier_seconds = state.seconds
 
     def micro_batches(step: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -211,7 +211,7 @@ def train(
             lines = [
                 f"device  {describe(device, dtype, processes.world_size)}",
                 f"corpus  {corpus.describe(block_size)}",
-                f"model   {model_config.n_layer} layers, {model_config.n_head} heads, "
+                f"model   {model_config.n_layer} blocks, {model_config.n_head} heads, "
                 f"{model_config.n_embd} channels: {n_params:,} parameters",
                 f"train   {optim_config.max_iters:,} steps of {batch_size} x {block_size} "
                 "characters",

@@ -3,7 +3,7 @@
 A config is a frozen dataclass of groups; each group is a frozen dataclass that stands beside what
 it configures. One line of a group makes a flag, a TOML key and a line of --help:
 
-    n_layer: Annotated[int, "number of blocks", "[1, 1000]"] = 4
+    n_layer: Annotated[int, "number of blocks", "[1, 1000]"] = 2
 
 The type is int, float, bool, str, Literal[...], or one of these `| None`. The last string is the
 interval of valid numbers; it may be left out, and so may the help.
@@ -62,7 +62,7 @@ python train.py [PRESET.toml] [--key value ...]
 DESCRIPTION = "Train a character-level GPT. A preset states what differs from the defaults below."
 RESUMABLE = ("data", "max_iters", "eval_interval", "log_interval", "patience")
 RESUMABLE += ("device", "dtype", "compile", "gradient_accumulation_steps")
-SIZES = ("n_layer", "n_head", "n_embd")  # the shapes of the weights depend on these
+SIZES = ("n_layer", "n_head", "n_embd")  # with others, weights do not fit or mean something else
 
 
 class Command(NamedTuple):

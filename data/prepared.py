@@ -33,18 +33,21 @@ SETTLED_SECONDS = 2  # a file that has just changed may change again without ano
 class PreparedText:
     """The ids of a text on disk, memory-mapped. Id i stands for the character `vocab[i]`."""
 
-    def __init__(self, name: str) -> None:
-        """Raises OSError or ValueError if the file does not exist or is damaged."""
-        self.path = PREPARED / f"{name}.ids"
+    def __init__(self, sha256: str) -> None:
+        """`sha256` depends only on the characters and their order.
+
+        Raises OSError or ValueError if the file does not exist or is damaged.
+        """
+        self.path = PREPARED / f"{sha256}.ids"
         with open(self.path, "rb") as file:
             file.seek(-40, os.SEEK_END)
             length, digest = int.from_bytes(file.read(8)), file.read()
             file.seek(-40 - length, os.SEEK_END)
             content = file.read(length)
-        if hashlib.sha256(content).digest() != digest or digest.hex() != name:
+        if hashlib.sha256(content).digest() != digest or digest.hex() != sha256:
             raise ValueError(f"{self.path} is damaged")
         index = json.loads(content)
-        self.name = name  # depends only on the characters and their order
+        self.sha256 = sha256
         self.vocab, self.digests = index["vocab"], index["digests"]
         self.ids_N = np.memmap(self.path, index["dtype"], "r", shape=(index["length"],))
         self.is_checked = np.zeros(len(self.digests), bool)
@@ -76,7 +79,7 @@ def open_prepared(files: list[Path], encoding: str) -> PreparedText:
     Raises UserError if they cannot be read or decoded, or change while they are read.
     """
     state, last_change = _file_state(files, encoding)
-    record = PREPARED / f"{state}.txt"  # the name of the prepared text of files in this state
+    record = PREPARED / f"{state}.txt"  # holds the SHA-256 of the text of files in this state
     with contextlib.suppress(OSError, ValueError):
         return PreparedText(record.read_text("ascii"))
     started = time.time()
@@ -85,15 +88,15 @@ def open_prepared(files: list[Path], encoding: str) -> PreparedText:
     except OSError as error:
         raise RunError(disk_message(PREPARED, error)) from None
     unnamed = PREPARED / f"{state}.{uuid.uuid4().hex}"  # another process may prepare it, too
-    name = _prepare(files, encoding, unnamed)
+    sha256 = _prepare(files, encoding, unnamed)
     if _file_state(files, encoding)[0] != state:
         unnamed.unlink()
         raise UserError(f"{files[0]} changed while it was being read.")
-    unnamed.replace(PREPARED / f"{name}.ids")
+    unnamed.replace(PREPARED / f"{sha256}.ids")
     if last_change < started - SETTLED_SECONDS:
         with atomic_write(record) as file:
-            file.write(name.encode())
-    return PreparedText(name)
+            file.write(sha256.encode())
+    return PreparedText(sha256)
 
 
 def _file_state(files: list[Path], encoding: str) -> tuple[str, float]:
@@ -115,7 +118,7 @@ def _file_state(files: list[Path], encoding: str) -> tuple[str, float]:
 def _prepare(files: list[Path], encoding: str, path: Path) -> str:
     """Write the prepared text to `path`, with as few bytes per id as its vocabulary needs.
 
-    Returns the name of the text.
+    Returns the SHA-256 of the text.
     """
     vocab = ""
     for dtype in ("<u1", "<u2", "<u4"):
@@ -128,7 +131,10 @@ def _prepare(files: list[Path], encoding: str, path: Path) -> str:
 
 
 def _write(files: list[Path], encoding: str, path: Path, encoder: "_Encoder") -> str:
-    """Write ids and index; returns the name. Raises OverflowError if an id needs more bytes."""
+    """Write ids and index. Returns their SHA-256.
+
+    Raises OverflowError if an id needs more bytes.
+    """
     total = sum(file.stat().st_size for file in files)
     bar = tqdm(total=total, desc="preparing", unit="B", unit_scale=True, delay=1, disable=None)
     size, digests, pending = 0, [], b""

@@ -1,7 +1,8 @@
 """Causal multi-head self-attention: the equation, the fused kernel beside it, the cache.
 
-Each character's query asks "which characters matter to me?". Its own key and that of every earlier
-character answer by how well they match; the values of those that match are averaged in proportion.
+Each character's query asks "which characters matter to me?". Its dot product with a key, its own or
+that of an earlier character, says how well they match. The output is the average of the values,
+weighted by the softmax of these scores.
 
 Shapes: B batch, T time (queries), S keys, C channels (n_embd), H heads, D head width (C / H),
 E half of it (D / 2).
@@ -163,7 +164,7 @@ class Attention(nn.Module):
     """Multi-head causal self-attention: query, key and value are three projections of one input.
 
     Queries and keys are normalized, which bounds the scores at any learning rate (Henry et al.
-    2020, "Query-key normalization"). `proj` starts at zero, so a new block is the identity.
+    2020, "Query-key normalization"). `proj` starts at zero, so an untrained layer adds nothing.
     """
 
     def __init__(self, n_embd: int, n_head: int, window: int) -> None:
@@ -175,7 +176,7 @@ class Attention(nn.Module):
         self.value = nn.Linear(n_embd, n_embd, bias=False)
         self.proj = nn.Linear(n_embd, n_embd, bias=False)
         nn.init.zeros_(self.proj.weight)
-        self.attend_fn = choose_attend()  # `attend`, or `fused_attend` if that gives the same
+        self.attend_fn = choose_attend()
 
     def forward(
         self, x_BTC: Tensor, cos_TE: Tensor, sin_TE: Tensor, cache: Cache | None = None

@@ -1,7 +1,7 @@
 """The network: character embedding, a stack of blocks, a head that scores every next character.
 
 This file and attention.py alone define what Quill computes. The C sampler and the fused attention
-kernel compare themselves with it before they are used.
+kernel are compared with it before they are used.
 
 Shapes: B batch, T time (characters), C channels (n_embd), E half a head's width, V vocabulary.
 """
@@ -54,9 +54,10 @@ class MLP(nn.Module):
 
 
 class Dropout(nn.Dropout):
-    """nn.Dropout; on a CPU, one random number of 8 bytes decides about eight elements.
+    """nn.Dropout; on a CPU, one random number of 64 bits gives a byte to each of eight elements.
 
-    PyTorch draws one for each element, in one thread: that would be a fifth of a training step.
+    PyTorch draws one number per element, in a single thread on processors that are not Intel's:
+    23 % of a step of configs/cpu_long.toml.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -65,9 +66,9 @@ class Dropout(nn.Dropout):
             return super().forward(x)
         count = (x.numel() + 7) // 8
         random = torch.empty(count, dtype=torch.int64).random_(-(2**63), None)
-        bytes_ = random.view(torch.uint8)[: x.numel()].view_as(x)
-        dropped = min(round(256 * self.p), 255)  # of the 256 values of a byte
-        return x * (bytes_ >= dropped) * (256 / (256 - dropped))
+        random_bytes = random.view(torch.uint8)[: x.numel()].view_as(x)
+        threshold = min(round(256 * self.p), 255)  # as many of a byte's 256 values mean "drop"
+        return x * (random_bytes >= threshold) * (256 / (256 - threshold))
 
 
 class TokenShift(nn.Module):
@@ -98,9 +99,9 @@ class TokenShift(nn.Module):
 class Block(nn.Module):
     """Feed-forward layer, attention, feed-forward layer; each adds to x.
 
-    Attention mixes positions, a feed-forward layer the features of each position. A second
-    feed-forward layer (Lu et al. 2019, "Macaron Net") costs less time than a second attention
-    layer: a step of the default network on a CPU takes three quarters of the time.
+    The order is that of Lu et al. 2019, "Macaron Net". Two such blocks are four usual ones
+    (attention, feed-forward layer) without the attention of the first and third. A training step on
+    a CPU takes three quarters of the time of those.
     """
 
     def __init__(self, config: GPTConfig) -> None:
@@ -111,13 +112,13 @@ class Block(nn.Module):
         self.attention = Attention(config.n_embd, config.n_head, window=config.block_size)
         self.shift_mlp_2 = TokenShift(config.n_embd)
         self.mlp_2 = MLP(config)
-        # No dropout of attention weights: PyTorch's kernel would leave its fast path.
+        # None of attention weights: `attend` has none, and the fused kernel is slower with it.
         self.dropout = Dropout(config.dropout)
 
     def forward(
         self, x_BTC: Tensor, cos_TE: Tensor, sin_TE: Tensor, cache: Cache | None = None
     ) -> Tensor:
-        """x_BTC to x_BTC."""
+        """x_BTC to x_BTC; cos_TE and sin_TE are from `rotation_angles`."""
         h_BTC = self.shift_mlp_1(norm(x_BTC), cache)
         x_BTC = x_BTC + self.dropout(self.mlp_1(h_BTC))
         h_BTC = self.shift_attention(norm(x_BTC), cache)

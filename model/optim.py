@@ -74,13 +74,13 @@ def update_ratio(optimizer: Optimizer, before: list[Tensor]) -> float:
 
 
 class Muon(Optimizer):
-    """`torch.optim.Muon` with normalized rows; all matrices of one shape take their step together.
+    """Muon with normalized rows, in which all matrices of one shape take their step together.
 
     The update is orthogonalized Nesterov momentum (Jordan et al. 2024, "Muon"). Each of its rows,
     which are the weights of one output, is scaled to AdamW's update RMS of about 0.2 (Liu et al.
-    2025, "Muon is scalable", scale the whole matrix; Li et al. 2025, "NorMuon", each row). One
-    matrix at a time, a small network leaves the processor mostly idle; together they take a third
-    of the time.
+    2025, "Muon is scalable", scale the whole matrix; Li et al. 2025, "NorMuon", each row).
+    `torch.optim.Muon` takes one small matrix after the other, which leaves the processor mostly
+    idle: three times as slow.
     """
 
     MOMENTUM = 0.95

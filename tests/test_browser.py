@@ -71,7 +71,7 @@ def open_in_browser(url: str, milliseconds: int) -> tuple[str, list[str]]:
     return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
 
 
-@pytest.mark.parametrize("edit", ["none", "gate in attention", "softcap in attend"])
+@pytest.mark.parametrize("edit", ["none", "gate in attention", "softcap"])
 def test_attention_page_follows_mouse_and_keys_and_shows_hostile_text_as_text(
     edit, tmp_path, monkeypatch
 ):

@@ -196,7 +196,7 @@ class DropoutInMLP(gpt.MLP):
 
 
 class UsualBlock(gpt.Block):
-    """Attention and one feed-forward layer, and RMSNorm with learned gains."""
+    """Attention, then one feed-forward layer, and RMSNorm with learned gains."""
 
     def __init__(self, config):
         super().__init__(config)
@@ -205,8 +205,9 @@ class UsualBlock(gpt.Block):
 
     def forward(self, x_BTC, cos_TE, sin_TE, cache=None):
         h_BTC = self.shift_attention(self.norm_1(x_BTC), cache)
-        x_BTC = x_BTC + self.attention(h_BTC, cos_TE, sin_TE, cache)
-        return x_BTC + self.mlp_2(self.shift_mlp_2(self.norm_2(x_BTC), cache))
+        x_BTC = x_BTC + self.dropout(self.attention(h_BTC, cos_TE, sin_TE, cache))
+        h_BTC = self.shift_mlp_2(self.norm_2(x_BTC), cache)
+        return x_BTC + self.dropout(self.mlp_2(h_BTC))
 
 
 class NoTokenShift(nn.Module):
@@ -301,12 +302,12 @@ class LearnedPositionsGPT(gpt.GPT):
         return self.head(gpt.norm(x_BTC))
 
 
-def attend_with_softcap(q, k, v, causal=False, scale=None, window=None):
+def weights_with_softcap(q, k, causal=False, scale=None, window=None):
     """The equation edited: scores are limited to -2 .. 2."""
     T, S = q.size(-2), k.size(-2)
     scores_BHTS = 2 * (q @ k.mT * q.size(-1) ** -0.5 / 2).tanh()
     visible_TS = torch.ones(T, S, dtype=torch.bool).tril(S - T).triu(S - T - (window or S) + 1)
-    return scores_BHTS.masked_fill(~visible_TS, -math.inf).softmax(-1) @ v
+    return scores_BHTS.masked_fill(~visible_TS, -math.inf).softmax(-1)
 
 
 def rms_norm(x):
@@ -326,7 +327,7 @@ NETWORK_EDITS = {
     "unused layer": ((gpt, "MLP", UnusedLayer),),
     "gate in attention": ((gpt, "Attention", GatedAttention),),
     "one key-value head": ((gpt, "Attention", OneKeyValueHead),),
-    "softcap in attend": ((attention, "attend", attend_with_softcap),),
+    "softcap": ((attention, "attention_weights", weights_with_softcap),),
     "tied embedding and head": ((gpt, "GPT", TiedGPT),),
     "second residual stream": ((gpt, "GPT", TwoStreamsGPT),),
     "learned positions": ((gpt, "GPT", LearnedPositionsGPT),),

@@ -407,7 +407,7 @@ def test_a_changed_text_is_refused_unless_it_is_named(tiny, text_file, monkeypat
 def test_the_console_output_describes_the_run(tiny, capsys):
     assert tiny("--max_iters", "5", "--out_dir", "run") == 0
     out, err = capsys.readouterr()
-    for words in ("device  cpu", "corpus  ", "model   2 layers", "parameters", "best    "):
+    for words in ("device  cpu", "corpus  ", "model   2 blocks", "parameters", "best    "):
         assert words in out
     for command in ("sample.py run", "train.py --resume run --max_iters 10", "tensorboard"):
         assert command in out

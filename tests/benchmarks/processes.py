@@ -15,7 +15,7 @@ from tests.benchmarks.peer import ROOT, arguments, machine
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 RUNS = {
     "default": ("--max_iters=250",),
-    "11.8 M": ("configs/nanogpt.toml", "--batch_size=16", "--max_iters=24", "--val_fraction=0.02"),
+    "11.9 M": ("configs/nanogpt.toml", "--batch_size=16", "--max_iters=24", "--val_fraction=0.02"),
 }
 
 

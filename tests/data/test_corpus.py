@@ -98,11 +98,11 @@ def test_a_text_is_read_again_only_if_it_changed(text_file, monkeypatch):
     changed = open_path(text_file)
     assert text_of(changed) == LINES[::-1]
     assert text_of(opened) == LINES
-    assert opened.text.name != changed.text.name
+    assert opened.text.sha256 != changed.text.sha256
     assert len(list(prepared.PREPARED.glob("*.ids"))) == 2
     copy = text_file.with_name("copy.txt")
     copy.write_text(LINES[::-1], "utf-16")
-    assert open_path(copy, encoding="utf-16").text.name == changed.text.name
+    assert open_path(copy, encoding="utf-16").text.sha256 == changed.text.sha256
     assert len(list(prepared.PREPARED.glob("*.ids"))) == 2
 
 

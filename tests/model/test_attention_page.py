@@ -66,7 +66,7 @@ def test_recorded_weights_give_what_attention_gave_for_every_edited_network(edit
         assert not weights.triu(1).any()
         assert not weights.tril(-model.config.block_size).any()
     data = page_data(attention_page(model, VOCAB, ids_BT[0].tolist(), ""))
-    assert (data["vectors"] is not None) == (edit != "softcap in attend")
+    assert (data["vectors"] is not None) == (edit != "softcap")
 
 
 def test_recording_ends_with_its_block():
