@@ -139,10 +139,16 @@ def check_output(name: str | None, others: Iterable[Path | str | None]) -> None:
         return
     path = Path(name)
     taken = [Path(other) for other in others if other is not None]
-    is_taken = any(path.exists() and other.exists() and path.samefile(other) for other in taken)
+    try:
+        exists = bool(path.stat())
+    except FileNotFoundError:
+        exists = False
+    except OSError as error:  # such as a name that is too long
+        raise UserError(f"{name} cannot be written: {error.strerror}.") from None
+    is_taken = exists and any(os.path.exists(other) and path.samefile(other) for other in taken)
     if is_taken or path.absolute() in map(Path.absolute, taken) or path.suffix.lower() == ".pt":
         raise UserError(f"{name} is an input or a checkpoint. Choose another name for the output.")
-    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+    if os.path.isdir(path) or not os.access(path if exists else path.parent, os.W_OK):
         raise UserError(f"{name} cannot be written: it is a folder, or there is no access.")
 
 

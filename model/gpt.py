@@ -61,13 +61,13 @@ class Dropout(nn.Dropout):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """x to out, of any shape. On a CPU, p is rounded to a multiple of 1/256."""
+        """x to out, of any shape. On a CPU, p is rounded to 1/256, 2/256 .. 255/256."""
         if not self.training or self.p == 0 or x.device.type != "cpu":
             return super().forward(x)
         count = (x.numel() + 7) // 8
         random = torch.empty(count, dtype=torch.int64).random_(-(2**63), None)
         random_bytes = random.view(torch.uint8)[: x.numel()].view_as(x)
-        threshold = min(round(256 * self.p), 255)  # as many of a byte's 256 values mean "drop"
+        threshold = min(max(round(256 * self.p), 1), 255)  # so many of a byte's values mean "drop"
         return x * (random_bytes >= threshold) * (256 / (256 - threshold))
 
 

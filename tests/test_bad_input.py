@@ -77,6 +77,8 @@ CASES = [
     ("sample.py model.bin --attention model.bin", "model.bin is an input or a checkpoint"),
     ("sample.py --attention missing/page.html", "missing/page.html cannot be written"),
     ("sample.py --attention page.html --interactive", "interactive", "attention"),
+    *((f"train.py --out_dir {name}", "cannot be written") for name in ("x" * 300, "loop")),
+    *((f"sample.py --out {name}", "cannot be written") for name in ("x" * 300, "loop")),
 ]
 
 
