@@ -56,8 +56,8 @@ class MLP(nn.Module):
 class Dropout(nn.Dropout):
     """nn.Dropout; on a CPU, one random number of 64 bits gives a byte to each of eight elements.
 
-    PyTorch draws one number per element, in a single thread on processors that are not Intel's:
-    23 % of a step of configs/cpu_long.toml.
+    PyTorch draws one number per element, in a single thread on processors that are not Intel's.
+    That took 23 % of a step of configs/cpu_long.toml.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -67,7 +67,7 @@ class Dropout(nn.Dropout):
         count = (x.numel() + 7) // 8
         random = torch.empty(count, dtype=torch.int64).random_(-(2**63), None)
         random_bytes = random.view(torch.uint8)[: x.numel()].view_as(x)
-        threshold = min(max(round(256 * self.p), 1), 255)  # so many of a byte's values mean "drop"
+        threshold = min(max(round(256 * self.p), 1), 255)  # this many values of a byte mean drop
         return x * (random_bytes >= threshold) * (256 / (256 - threshold))
 
 
@@ -112,7 +112,7 @@ class Block(nn.Module):
         self.attention = Attention(config.n_embd, config.n_head, window=config.block_size)
         self.shift_mlp_2 = TokenShift(config.n_embd)
         self.mlp_2 = MLP(config)
-        # None of attention weights: `attend` has none, and the fused kernel is slower with it.
+        # Not for attention weights: `attend` has none, and with it the fused kernel is slower.
         self.dropout = Dropout(config.dropout)
 
     def forward(

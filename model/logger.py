@@ -36,7 +36,7 @@ def new_run_dir(out_dir: str | None) -> Iterator[Path]:
     name = out_dir or datetime.now().strftime("runs/%Y%m%d-%H%M%S")
     for i in itertools.count(1):
         path = Path(name if i == 1 else f"{name}-{i}")
-        is_new = not os.path.exists(path)  # unlike path.exists(), raises for no name
+        is_new = not os.path.exists(path)  # path.exists() may raise
         try:
             path.mkdir(parents=True, exist_ok=out_dir is not None)
             break
