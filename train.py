@@ -189,7 +189,10 @@ def train(
     training_model = processes.wrap(model)
 
     def model_loss(x_BT: Tensor, y_BT: Tensor) -> Tensor:
-        return cross_entropy(training_model(x_BT), y_BT)
+        # A temperature below 1 sharpens the predictions in training only. Evaluation and sampling
+        # are then less confident, as they should be after many epochs. (Guo et al. 2017, "On
+        # calibration", fit a temperature after training.)
+        return cross_entropy(training_model(x_BT) / optim_config.train_temperature, y_BT)
 
     def save(*names: str) -> None:
         if processes.is_main:

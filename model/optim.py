@@ -32,6 +32,9 @@ class OptimConfig:
     weight_decay: Annotated[float, "weight decay of the matrices in the blocks", "[0, 1e30]"] = 0.5
     warmup_iters: Annotated[int, "steps in which the learning rate rises", "[0, inf)"] = 20
     grad_clip: Annotated[float, "clip the gradient norm to this (0: never)", "[0, inf)"] = 1.0
+    train_temperature: Annotated[
+        float, "softmax temperature in training only; below 1 against overconfidence", "[0.01, 100]"
+    ] = 1.0
 
 
 def learning_rate(step: int, config: OptimConfig) -> float:

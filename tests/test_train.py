@@ -93,10 +93,13 @@ def overflow_at(monkeypatch, steps) -> None:
 
 
 @pytest.mark.parametrize(
-    ("grad_clip", "parts", "scaled"), [(0.0, 1, False), (0.3, 2, False), (0.3, 4, True)]
+    ("grad_clip", "parts", "scaled", "temperature"),
+    [(0.0, 1, False, 1.0), (0.3, 2, False, 0.5), (0.3, 4, True, 2.0)],
 )
-def test_training_equals_a_plain_loop(tiny, text_file, monkeypatch, grad_clip, parts, scaled):
-    """With SGD: schedule, clipping; gradient accumulation and scaling change nothing."""
+def test_training_equals_a_plain_loop(
+    tiny, text_file, monkeypatch, grad_clip, parts, scaled, temperature
+):
+    """With SGD: schedule, clipping, temperature; accumulation and scaling change nothing."""
 
     def make_sgd(model, *_, **__):
         return [torch.optim.SGD(model.named_parameters(), lr=0.0)]
@@ -106,6 +109,7 @@ def test_training_equals_a_plain_loop(tiny, text_file, monkeypatch, grad_clip, p
         use_scaler(monkeypatch)
     flags = {"max_iters": 5, "warmup_iters": 1, "learning_rate": 2.0, "grad_clip": grad_clip}
     flags |= {"gradient_accumulation_steps": parts, "log_interval": 1, "dtype": "float32"}
+    flags |= {"train_temperature": temperature}
     assert tiny("--out_dir", "run", *(f"--{key}={value}" for key, value in flags.items())) == 0
 
     corpus = open_corpus(DataConfig(data=str(text_file)), block_size=16)
@@ -114,7 +118,7 @@ def test_training_equals_a_plain_loop(tiny, text_file, monkeypatch, grad_clip, p
     expected = []
     for step, lr in enumerate([1.0, 1.6, 1.2, 0.8, 0.4]):  # one step of warmup, then linear decay
         x_BT, y_BT = corpus.batch(16, 4, seed=1337, step=step, rows=slice(4))
-        loss = F.cross_entropy(model(x_BT).flatten(0, 1), y_BT.flatten())
+        loss = F.cross_entropy(model(x_BT).flatten(0, 1) / temperature, y_BT.flatten())
         gradients = torch.autograd.grad(loss, list(model.parameters()))
         norm = torch.cat([gradient.flatten() for gradient in gradients]).norm().item()
         expected.append((loss.item(), norm, lr))
@@ -129,6 +133,13 @@ def test_training_equals_a_plain_loop(tiny, text_file, monkeypatch, grad_clip, p
     saved = checkpoint.load("run/last.pt").model
     for name, weight in model.state_dict().items():
         assert torch.allclose(saved[name], weight, rtol=1e-3, atol=1e-5)
+    nats = 0.0  # of the validation split, where the temperature is 1
+    for starts_B, T in corpus.eval_windows(16):
+        x_BT, y_BT = corpus.gather_windows(starts_B, T)
+        nats += F.cross_entropy(model(x_BT).flatten(0, 1), y_BT.flatten(), reduction="sum").item()
+    assert summary(Path("run"))["val_loss"] == pytest.approx(
+        nats / (corpus.val_chars - 1), rel=1e-4
+    )
 
 
 def test_an_overflow_skips_the_step_of_all_optimizers_and_halves_the_scale(tiny, monkeypatch):
