@@ -150,7 +150,7 @@ def train(
     with processes.main_first():
         corpus = open_corpus(config.data, block_size, known_vocab, extend=saved is None)
     digest = int(corpus.text.sha256[:12], 16)  # as many digits as a float64 holds
-    if processes.max(digest) != -processes.max(-digest):  # the largest is not the smallest
+    if processes.max(digest) != -processes.max(-digest):  # max != min
         raise UserError(f"{corpus.name} is not the same text in all processes of this run.")
     data_changed = saved is not None and saved.data_sha256 != corpus.text.sha256
     if data_changed and not allow_other_data:
@@ -175,7 +175,7 @@ def train(
         checkpoint.restore(state, model, optimizers, scaler)
         if data_changed or not (run_dir / "best.pt").exists():
             state.best_val_loss = state.best_iter = None  # the next evaluation writes best.pt
-    config = replace(config, run=replace(run_config, out_dir=None))  # a repeated run gets its own
+    config = replace(config, run=replace(run_config, out_dir=None))  # chosen anew if repeated
     state.config, state.data_sha256 = to_dict(config), corpus.text.sha256
     earlier_seconds = state.seconds
 
@@ -225,8 +225,9 @@ def train(
                 lines.append(f"start   {run_config.init_from}, step {base.step:,}")
                 lines.append(f"        characters that it has never seen: {new}")
             print_line("\n".join(lines), sys.stdout)
-        # `model` evaluates, saves and samples; only training uses what may be compiled. Compiling
-        # averages no gradients: it may fail in one process, and the others would wait for it.
+        # Only the training loss may be compiled; evaluation, saving and sampling use `model`.
+        # No gradients are averaged meanwhile: compiling may fail in one process, and the others
+        # would wait for it.
         training_model.require_backward_grad_sync = False
         loss_fn = maybe_compile(
             model_loss, config.system.compile, device, dtype, next(micro_batches(0))
@@ -244,8 +245,8 @@ def train(
             # may be written, but not best.pt or the sample, so a resumed run evaluates again. (The
             # logger drops that point and all later ones.)
             is_interval = step > 0 and step % run_config.eval_interval == 0
-            evaluated = finished or is_interval or step == state.val_iter
-            if evaluated:
+            evaluation_due = finished or is_interval or step == state.val_iter
+            if evaluation_due:
                 divergence.check()
                 last_lr = learning_rate(max(step - 1, 0), optim_config)
                 val_loss = evaluate(model, corpus, device, dtype, processes)
@@ -269,7 +270,7 @@ def train(
             # Stop at the end, or when any process received a signal.
             signal_number = int(processes.max(max(signals, default=0)))
             if finished or signal_number:
-                if not evaluated:
+                if not evaluation_due:
                     divergence.check()
                     save("last.pt")
                 break
@@ -297,7 +298,8 @@ def train(
                 for group in optimizer.param_groups:
                     group["lr"] = lr
             grad_norm = clip_grad_norm_(model.parameters(), optim_config.grad_clip or math.inf)
-            # After a float16 overflow no optimizer steps; GradScaler would skip only its own.
+            # After a float16 overflow, skip all optimizers: GradScaler skips only the one whose
+            # gradients overflowed.
             if not scaler.is_enabled() or grad_norm.isfinite():
                 for optimizer in optimizers:
                     scaler.step(optimizer)

@@ -112,7 +112,7 @@ class Block(nn.Module):
         self.attention = Attention(config.n_embd, config.n_head, window=config.block_size)
         self.shift_mlp_2 = TokenShift(config.n_embd)
         self.mlp_2 = MLP(config)
-        # Not for attention weights: `attend` has none, and with it the fused kernel is slower.
+        # Not for attention weights: the fused kernel is slower with dropout, and `attend` has none.
         self.dropout = Dropout(config.dropout)
 
     def forward(

@@ -14,8 +14,8 @@ from torch.optim import Optimizer
 from model.device import share_work
 from model.gpt import GPT
 
-# Of matrices with at least this many rows and columns, each of several processes orthogonalizes a
-# part. Smaller ones are orthogonalized faster than they are sent.
+# Matrices with at least this many rows and columns are divided among the processes; each
+# orthogonalizes its share. Smaller ones are orthogonalized faster than they are sent.
 SHARED_SIZE = 256
 
 
@@ -124,7 +124,7 @@ class Muon(Optimizer):
             update_NRC = share_work(function, torch.cat(updates))
         else:
             update_NRC = function(torch.cat(updates))
-        update_NRC = F.rms_norm(update_NRC, (C,))  # of a tall matrix, the rows differ in length
+        update_NRC = F.rms_norm(update_NRC, (C,))  # a tall matrix has unequal rows
         for parameter, update in zip(
             parameters, update_NRC.split([len(update) for update in updates]), strict=True
         ):
