@@ -33,7 +33,7 @@ class OptimConfig:
     warmup_iters: Annotated[int, "steps in which the learning rate rises", "[0, inf)"] = 20
     grad_clip: Annotated[float, "clip the gradient norm to this (0: never)", "[0, inf)"] = 1.0
     train_temperature: Annotated[
-        float, "softmax temperature in training only; below 1 against overconfidence", "[0.01, 100]"
+        float, "softmax temperature in training only; below 1 against overconfidence", "[0.1, 10]"
     ] = 1.0
 
 
