@@ -3,21 +3,23 @@
 import contextlib
 import itertools
 import math
-import os
 import sys
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Literal, TextIO
+from typing import Annotated, Literal
 
-from configs import TrainConfig, config_keys, make_config, make_parser, parse_flags
-from data.text import read_text
+from configs.schema import ConfigParser, make_config
+from configs.training import TrainConfig
+from data.reader import read_text
 from data.tokenizer import CharTokenizer
 from model import checkpoint
-from model.attention_page import attention_page
-from model.csampler import CSampler, make_csampler
-from model.device import DeviceConfig, autocast, choose_device, choose_dtype
-from model.errors import (
+from model.generate import GenerationConfig, start_character, stream, total_nll
+from model.gpt import GPT
+from model.inspect.page import attention_page
+from model.run import source
+from model.run.device import DeviceConfig, sampling_machine
+from model.run.errors import (
     RunError,
     UserError,
     escape_control_chars,
@@ -26,8 +28,7 @@ from model.errors import (
     redirect_to_devnull,
     report_errors,
 )
-from model.generate import SamplingConfig, start_character, stream, total_nll
-from model.gpt import GPT
+from model.run.files import atomic_write
 
 USAGE = "python sample.py [RUN_DIR | CHECKPOINT.pt] [--key value ...]"
 SEPARATOR = "\n" + "-" * 20 + "\n"
@@ -35,27 +36,26 @@ SEPARATOR = "\n" + "-" * 20 + "\n"
 
 @dataclass(frozen=True)
 class TextConfig:
-    """What to continue, where to stop, where to write."""
+    """What to continue, where to stop, what to show."""
 
     prompt: Annotated[str, "the text to continue; default: a newline"] = ""
     prompt_file: Annotated[
         str | None, "a file with the prompt, in the corpus's encoding; - is standard input, UTF-8"
     ] = None
     stop: Annotated[str, "end a text after this"] = ""
-    out: Annotated[str | None, "write to this file, in the corpus's encoding"] = None
     which: Annotated[Literal["best", "last"], "checkpoint of the run"] = "best"
     interactive: Annotated[bool, "continue one prompt after another; Ctrl-C ends a text"] = False
     score: Annotated[str | None, "print the loss of this file, per character, and exit"] = None
     attention: Annotated[str | None, "write an HTML page: what each head looked at"] = None
 
     def __post_init__(self) -> None:
-        exclusive = ("prompt", "prompt_file", "interactive", "score")
-        given = [f.name for f in fields(self) if getattr(self, f.name) != f.default]
-        conflicting = [name for name in given if name in exclusive]
-        if len(conflicting) > 1:
-            raise UserError(f"{' and '.join(conflicting)} exclude each other. Give one of them.")
-        if self.interactive and self.attention is not None:
-            raise UserError("interactive and attention exclude each other. Give one of them.")
+        for names in (
+            ("prompt", "prompt_file", "interactive", "score"),
+            ("interactive", "attention"),
+        ):
+            given = [name for name in names if getattr(self, name)]
+            if len(given) > 1:
+                raise UserError(f"{' and '.join(given)} exclude each other. Give one of them.")
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class SampleConfig:
     """Everything that sample.py can be told."""
 
     text: TextConfig = field(default_factory=TextConfig)
-    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    sampling: GenerationConfig = field(default_factory=GenerationConfig)
     system: DeviceConfig = field(default_factory=DeviceConfig)
 
 
@@ -80,39 +80,29 @@ def read_prompt(config: TextConfig, encoding: str) -> str:
 
 
 def sample_texts(
-    model: GPT,
-    csampler: CSampler | None,
-    tokenizer: CharTokenizer,
-    prompt: str,
-    config: SampleConfig,
+    model: GPT, tokenizer: CharTokenizer, prompt: str, config: SampleConfig
 ) -> Iterator[tuple[int, str]]:
     """All texts in pieces (i, piece of text i), each after the prompt and a separator."""
     vocab, stop = tokenizer.vocab, config.text.stop
     start = tokenizer.encode(prompt or start_character(vocab), "the prompt").tolist()
     yield 0, prompt
-    for i, piece in stream(model, vocab, start, config.sampling, stop, csampler):
+    for i, piece in stream(model, vocab, start, config.sampling, stop):
         yield i, piece if i == 0 else SEPARATOR + prompt + piece
 
 
-def write(text: str, out: TextIO) -> None:
-    """Write a piece of text at once."""
-    out.write(escape_control_chars(text, out))
-    out.flush()
+def write(text: str) -> None:
+    """Write a piece of text to standard output at once."""
+    sys.stdout.write(escape_control_chars(text, sys.stdout))
+    sys.stdout.flush()
 
 
-def run_interactive(
-    model: GPT,
-    csampler: CSampler | None,
-    tokenizer: CharTokenizer,
-    config: SampleConfig,
-    out: TextIO,
-) -> None:
+def run_interactive(model: GPT, tokenizer: CharTokenizer, config: SampleConfig) -> None:
     """Continue each line of standard input until it ends."""
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401, PLC0415  (arrow keys and history for input())
     if hasattr(sys.stdin, "reconfigure"):
         sys.stdin.reconfigure(encoding="utf-8", errors="replace")
-    on_terminal = sys.stdin.isatty() and out.isatty()
+    on_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     for turn in itertools.count():
         try:
             prompt = input("> " if on_terminal else "")
@@ -122,60 +112,39 @@ def run_interactive(
             continue
         except EOFError:
             if on_terminal:
-                write("\n", out)
+                write("\n")
             return
         # A new seed each turn: the same prompt gets another continuation.
         sampling = replace(config.sampling, seed=config.sampling.seed + turn)
         turn_config = replace(config, sampling=sampling)
         with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C ends this text
-            for _, piece in sample_texts(model, csampler, tokenizer, prompt, turn_config):
-                write(piece, out)
-        write("\n", out)
-
-
-def check_output(name: str | None, others: Iterable[Path | str | None]) -> None:
-    """Raise UserError if a file cannot be written, is a checkpoint or one of the `others`."""
-    if name is None:
-        return
-    path = Path(name)
-    taken = [Path(other) for other in others if other is not None]
-    try:
-        exists = bool(path.stat())
-    except FileNotFoundError:
-        exists = False
-    except OSError as error:  # such as a name that is too long
-        raise UserError(f"{name} cannot be written: {error.strerror}.") from None
-    is_taken = exists and any(os.path.exists(other) and path.samefile(other) for other in taken)
-    if is_taken or path.absolute() in map(Path.absolute, taken) or path.suffix.lower() == ".pt":
-        raise UserError(f"{name} is an input or a checkpoint. Choose another name for the output.")
-    if os.path.isdir(path) or not os.access(path if exists else path.parent, os.W_OK):
-        raise UserError(f"{name} cannot be written: it is a folder, or there is no access.")
+            for _, piece in sample_texts(model, tokenizer, prompt, turn_config):
+                write(piece)
+        write("\n")
 
 
 @contextlib.contextmanager
-def report_write_errors(target: str) -> Iterator[None]:
+def report_write_errors() -> Iterator[None]:
     """A full disk raises RunError. If the reader, such as head, is gone, the rest is discarded."""
     try:
         yield
     except BrokenPipeError:
         redirect_to_devnull(sys.stdout)
     except OSError as error:
-        raise RunError(f"{target} cannot be written: {error.strerror}.") from None
+        raise RunError(f"standard output cannot be written: {error.strerror}.") from None
 
 
 @report_errors
 def main(argv: list[str]) -> int:
     """The command line. Returns the exit status."""
-    parser = make_parser(SampleConfig, USAGE, "Write text with a trained model.")
+    parser = ConfigParser(SampleConfig, USAGE, "Write text with a trained model.")
     parser.add_argument(
         "checkpoint", nargs="?", metavar="RUN_DIR | CHECKPOINT.pt", help="default: the newest run"
     )
-    flags = parse_flags(parser, argv, config_keys(SampleConfig))
+    flags = parser.parse(argv)
     name = flags.pop("checkpoint", None)
     config = make_config(SampleConfig, flags)
-    device = choose_device(config.system.device)
-    # float32 unless asked for: a small network samples no faster in less precision.
-    dtype = choose_dtype(config.system.dtype.replace("auto", "float32"), device)
+    machine = sampling_machine(config.system)
 
     # The checkpoint, and what is to be done with it
     path = checkpoint.resolve(name, config.text.which)
@@ -196,45 +165,37 @@ def main(argv: list[str]) -> int:
 
     model = GPT(train_config.model, vocab_size=len(saved.vocab))
     checkpoint.restore(saved, model)
-    model.to(device).eval()
+    model.to(machine.device).eval()
 
-    hint = "Use a smaller --num_samples or a shorter text."
-    inputs = (path, score, config.text.prompt_file)
-    check_output(config.text.out, inputs)
-    check_output(config.text.attention, (*inputs, config.text.out))
-    about = f"{path}, step {saved.step}, on {device}"
+    for note in source.notes:
+        print_line(note, sys.stderr)
+    about = f"{path}, step {saved.step}, on {machine.device}"
     print_line(about, sys.stderr)
-    with out_of_memory_hint(hint):
+    with out_of_memory_hint("Use a smaller --num_samples or a shorter text."):
         shown = []  # on the attention page: the first text, or the one that is scored
-        target = config.text.out or "standard output"
-        with report_write_errors(target), contextlib.ExitStack() as stack:
-            out = sys.stdout
-            if config.text.out is not None:
-                out = stack.enter_context(open(target, "w", encoding=encoding, newline=""))
-            stack.enter_context(autocast(device, dtype))
+        with report_write_errors(), machine.autocast():
             if score is not None:
                 shown.append(scored)
                 nats = total_nll(model, scored_ids) / (len(scored_ids) - 1)
                 bits = nats / math.log(2)
                 chars = f"{len(scored_ids) - 1:,} characters"
-                write(f"{nats:.4f} nats, {bits:.4f} bits per character, over {chars}\n", out)
+                write(f"{nats:.4f} nats, {bits:.4f} bits per character, over {chars}\n")
             elif config.text.interactive:
-                run_interactive(model, make_csampler(model), tokenizer, config, out)
+                run_interactive(model, tokenizer, config)
             else:
                 if not prompt:
                     shown.append(start)
-                csampler = make_csampler(model)
-                for i, piece in sample_texts(model, csampler, tokenizer, prompt, config):
+                for i, piece in sample_texts(model, tokenizer, prompt, config):
                     if i == 0:
                         shown.append(piece)
-                    write(piece, out)
-                if out.isatty():
-                    write("\n", out)
+                    write(piece)
+                if sys.stdout.isatty():
+                    write("\n")
         if config.text.attention is not None:
             ids = tokenizer.encode("".join(shown)).tolist()
             page = attention_page(model, saved.vocab, ids, about)
-            with report_write_errors(config.text.attention):
-                Path(config.text.attention).write_text(page, "utf-8", "replace")
+            with atomic_write(Path(config.text.attention)) as file:
+                file.write(page.encode("utf-8", "replace"))
     return 0
 
 

@@ -5,6 +5,7 @@ import time
 START_TIME = time.perf_counter()  # so that `seconds` includes the imports
 
 import math
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
@@ -14,28 +15,23 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
-from configs import TrainConfig, init_from, load_config, parse_train_command, to_dict, to_toml
+from configs.schema import to_dict, to_toml
+from configs.training import TrainConfig, load_config, parse_train_command
 from data.corpus import Corpus, open_corpus
 from model import checkpoint
 from model.checkpoint import Checkpoint
-from model.csampler import make_csampler
-from model.device import (
-    Processes,
-    autocast,
-    choose_device,
-    choose_dtype,
-    configure_torch,
-    describe,
-    dtype_name,
-    make_scaler,
-    maybe_compile,
-    seed_all,
-    to_device,
-)
-from model.errors import (
+from model.generate import GenerationConfig, start_character, stream
+from model.gpt import GPT
+from model.inspect.chart import loss_chart, overfitting_hint
+from model.inspect.maps import MAP_CHARS, draw_weights
+from model.inspect.record import attention_by_head
+from model.optim import copy_parameters, learning_rate, make_optimizers, update_ratio
+from model.run import source
+from model.run.device import Machine, seed_all, training_machine
+from model.run.errors import (
     DivergenceCheck,
     UserError,
     catch_signals,
@@ -44,63 +40,23 @@ from model.errors import (
     report_errors,
     require_finite,
 )
-from model.generate import SamplingConfig, start_character, stream
-from model.gpt import GPT
-from model.logger import RunLogger, lock_run_dir, new_run_dir
-from model.optim import copy_parameters, learning_rate, make_optimizers, update_ratio
-from model.pictures import attention_maps
-
-
-def cross_entropy(logits_BTV: Tensor, y_BT: Tensor) -> Tensor:
-    """Mean negative log-likelihood of the characters y_BT, in nats per character."""
-    return F.cross_entropy(logits_BTV.flatten(0, 1).float(), y_BT.flatten())
-
-
-@torch.no_grad()  # inference_mode would spoil tensors that an edited network keeps for training
-def evaluate(
-    model: GPT, corpus: Corpus, device: torch.device, dtype: torch.dtype, processes: Processes
-) -> float:
-    """Mean loss over the validation split, in nats per character. Deterministic."""
-    model.eval()
-    windows = corpus.eval_windows(model.config.block_size)[processes.rank :: processes.world_size]
-    losses, counts = torch.zeros(len(windows), device=device), []
-    for i, (starts_B, T) in enumerate(windows):
-        x_BT, y_BT = corpus.gather_windows(starts_B, T)
-        x_BT, y_BT = to_device(x_BT, device), to_device(y_BT, device)
-        with autocast(device, dtype):
-            losses[i] = cross_entropy(model(x_BT), y_BT)
-        counts.append(y_BT.numel())
-    model.train()
-    # Read at the end: each reading would wait for the device.
-    nats = sum(loss * count for loss, count in zip(losses.tolist(), counts, strict=True))
-    return processes.sum(nats) / processes.sum(sum(counts))
-
-
-def write_sample(model: GPT, corpus: Corpus) -> str:
-    """300 characters written by the model, without a prompt."""
-    vocab = corpus.tokenizer.vocab
-    prompt = corpus.tokenizer.encode(start_character(vocab)).tolist()
-    config = SamplingConfig(max_new_tokens=300)
-    pieces = stream(model, vocab, prompt, config, csampler=make_csampler(model))
-    return "".join(piece for _, piece in pieces)
-
-
-def draw_attention_maps(model: GPT, corpus: Corpus) -> dict[str, np.ndarray]:
-    """Images of what each head looks at in the first characters of the validation split."""
-    x_BT, _ = corpus.gather_windows(np.array([corpus.train_chars]), model.config.block_size)
-    return attention_maps(model, corpus.tokenizer.vocab, x_BT[0].tolist())
+from model.run.files import lock_run_dir, new_run_dir
+from model.run.logger import RunLogger, SilentLogger
+from model.run.processes import Processes
 
 
 @report_errors
 def main(argv: list[str]) -> int:
     """The command line: start a run, or resume one. Returns the exit status."""
     command = parse_train_command(argv)
-    saved = base = run_dir = None
+    run_dir, start = None, Checkpoint()
     with Processes() as processes, ExitStack() as stack:
         if command.resume is None:
-            if (base_run := init_from(command)) is not None:
-                base = checkpoint.load(checkpoint.resolve(base_run, "best"))
-            config = load_config(command, base=base.config if base else None)
+            if (other_run := command.given.get("init_from")) is not None:
+                path = checkpoint.resolve(other_run, "best")
+                other = checkpoint.load(path)
+                start = Checkpoint(config=other.config, vocab=other.vocab, model=other.model)
+            config = load_config(command, start.config)
             if processes.is_main:
                 run_dir = stack.enter_context(new_run_dir(config.run.out_dir))
         else:
@@ -109,8 +65,8 @@ def main(argv: list[str]) -> int:
             if processes.is_main and run_dir.is_dir():
                 stack.enter_context(lock_run_dir(run_dir))
             processes.wait_for_all()  # read the checkpoint only when nobody can write it
-            saved = checkpoint.load(path)
-            config = load_config(command, saved=saved.config)
+            start = checkpoint.load(path)
+            config = load_config(command, start.config)
         hint = (
             f"batch_size is {config.optim.batch_size}, block_size {config.model.block_size}, "
             f"n_layer {config.model.n_layer}, n_embd {config.model.n_embd}. A new run with half of "
@@ -118,73 +74,60 @@ def main(argv: list[str]) -> int:
             "needs less."
         )
         with out_of_memory_hint(hint):
-            return train(config, processes, run_dir, saved, base, "data" in command.flags)
+            return train(config, processes, run_dir, start)
 
 
 def train(
-    config: TrainConfig,
-    processes: Processes,
-    run_dir: Path | None,
-    saved: Checkpoint | None = None,
-    base: Checkpoint | None = None,
-    allow_other_data: bool = False,
+    config: TrainConfig, processes: Processes, run_dir: Path | None, start: Checkpoint
 ) -> int:
-    """Train to the end, and write to `run_dir`.
+    """Train from `start` to the end. The main process writes to `run_dir`.
 
-    The run goes on from the `saved` state, or starts with the weights of `base`, or from scratch.
-
-    Returns the exit status: 0, or 128 + n after signal n. Raises UserError if the text is not that
-    of the `saved` state, unless `allow_other_data`.
+    Returns the exit status: 0, or 128 + n after signal n. Raises UserError if a resumed run has
+    another text.
     """
+    # ------------------------------------------------------------------------------- Preparation
     model_config, optim_config, run_config = config.model, config.optim, config.run
     block_size, batch_size = model_config.block_size, optim_config.batch_size
     accumulation_steps = optim_config.gradient_accumulation_steps
-    device = processes.local_device(choose_device(config.system.device))
-    dtype = choose_dtype(config.system.dtype, device)
-    configure_torch(device)
     rows = processes.batch_rows(batch_size, accumulation_steps)
+    machine = training_machine(config.system, processes)
 
     # Data
-    origin = saved or base
-    known_vocab = origin.vocab if origin else ""
     with processes.main_first():
-        corpus = open_corpus(config.data, block_size, known_vocab, extend=saved is None)
-    digest = int(corpus.text.sha256[:12], 16)  # as many digits as a float64 holds
-    if processes.max(digest) != -processes.max(-digest):  # max != min
-        raise UserError(f"{corpus.name} is not the same text in all processes of this run.")
-    data_changed = saved is not None and saved.data_sha256 != corpus.text.sha256
-    if data_changed and not allow_other_data:
+        corpus = open_corpus(config.data, block_size, start.vocab, extend=not start.is_resumed)
+    if start.is_resumed and start.data_sha256 != corpus.text.sha256:
         raise UserError(
-            f"{corpus.name} has changed since this run started. Pass --data to continue anyway."
+            f"{corpus.name} is not the text of this run. "
+            f"To go on with another text, start a new run with --init_from {run_dir}."
         )
+    vocab = corpus.tokenizer.vocab
 
     # Model and optimizers
     seed_all(run_config.seed)
-    model = GPT(model_config, vocab_size=len(corpus.tokenizer.vocab)).to(device)
-    optimizers = make_optimizers(model, optim_config, muon_dtype=dtype)
-    scaler = make_scaler(device, dtype)
-    # Each overflow halves GradScaler's scale, 2^16 at first. After 19 in a row it is 1/8: then the
-    # gradients themselves are not finite.
-    divergence = DivergenceCheck(tolerated=19 if scaler.is_enabled() else 0)
+    model = GPT(model_config, vocab_size=len(vocab)).to(machine.device)
+    optimizers = make_optimizers(model, optim_config, muon_dtype=machine.dtype)
+    scaler = machine.make_scaler()
+    divergence = DivergenceCheck(scaler)
 
-    # State: fresh, from other weights, or that of the checkpoint
-    if base is not None:
-        checkpoint.restore_larger(base, model)
-    state = Checkpoint(vocab=corpus.tokenizer.vocab) if saved is None else saved
-    if saved is not None:
-        checkpoint.restore(state, model, optimizers, scaler)
-        if data_changed or not (run_dir / "best.pt").exists():
-            state.best_val_loss = state.best_iter = None  # the next evaluation writes best.pt
+    # State
+    if start.model:
+        checkpoint.restore(start, model, optimizers, scaler)
+    new_chars = vocab[len(start.vocab) :]
     config = replace(config, run=replace(run_config, out_dir=None))  # chosen anew if repeated
-    state.config, state.data_sha256 = to_dict(config), corpus.text.sha256
-    earlier_seconds = state.seconds
+    state = replace(start, config=to_dict(config), vocab=vocab, data_sha256=corpus.text.sha256)
+    if start.is_resumed and not (run_dir / "best.pt").exists():
+        state.best_val_loss = state.best_step = None  # the next evaluation writes best.pt
+    logger = SilentLogger()
+    if processes.is_main:
+        logger = RunLogger(
+            run_dir, state.config, to_toml(config), state.step, optim_config.max_iters
+        )
 
-    def micro_batches(step: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def micro_batches(step: int) -> Iterator[list[Tensor]]:
         """This process's x_BT and y_BT of a step, in gradient_accumulation_steps parts."""
-        x_BT, y_BT = corpus.batch(block_size, batch_size, run_config.seed, step, rows)
-        x_parts = to_device(x_BT, device).chunk(accumulation_steps)
-        y_parts = to_device(y_BT, device).chunk(accumulation_steps)
-        return zip(x_parts, y_parts, strict=True)
+        batch = corpus.batch(block_size, batch_size, run_config.seed, step, rows)
+        x_BT, y_BT = machine.to_device(*batch)
+        return zip(x_BT.chunk(accumulation_steps), y_BT.chunk(accumulation_steps), strict=True)
 
     training_model = processes.wrap(model)
 
@@ -196,100 +139,97 @@ def train(
 
     def save(*names: str) -> None:
         if processes.is_main:
-            state.seconds = earlier_seconds + time.perf_counter() - START_TIME
+            state.seconds = start.seconds + time.perf_counter() - START_TIME
             checkpoint.capture(state, model, optimizers, scaler)
             logger.flush()  # first: a resumed run does not log these steps again
             checkpoint.save(state, *(run_dir / name for name in names))
 
-    logger = RunLogger(
-        run_dir if processes.is_main else None,
-        config_toml=to_toml(config),
-        state=state,
-        max_iters=optim_config.max_iters,
-        chars_per_step=batch_size * block_size,
-    )
     with catch_signals() as signals, closing(logger):
         n_params = sum(parameter.numel() for parameter in model.parameters())
         if processes.is_main:
-            lines = [
-                f"device  {describe(device, dtype, processes.world_size)}",
-                f"corpus  {corpus.describe(block_size)}",
+            for note in source.notes:
+                print_line(note, sys.stderr)
+            print_line(
+                f"device  {machine}\n"
+                f"corpus  {corpus.describe(block_size)}\n"
                 f"model   {model_config.n_layer} blocks, {model_config.n_head} heads, "
-                f"{model_config.n_embd} channels: {n_params:,} parameters",
+                f"{model_config.n_embd} channels: {n_params:,} parameters\n"
                 f"train   {optim_config.max_iters:,} steps of {batch_size} x {block_size} "
-                "characters",
+                f"characters\n"
                 f"run     {run_dir}",
-            ]
-            if base is not None:
-                new = " ".join(map(repr, state.vocab[len(known_vocab) :])) or "none"
-                lines.append(f"start   {run_config.init_from}, step {base.step:,}")
-                lines.append(f"        characters that it has never seen: {new}")
-            print_line("\n".join(lines), sys.stdout)
+                sys.stdout,
+            )
+            if start.model and not start.is_resumed:
+                print_line(
+                    f"start   {run_config.init_from}\n"
+                    f"        characters that it has never seen: "
+                    f"{' '.join(map(repr, new_chars)) or 'none'}",
+                    sys.stdout,
+                )
         # Only the training loss may be compiled; evaluation, saving and sampling use `model`.
         # No gradients are averaged meanwhile: compiling may fail in one process, and the others
         # would wait for it.
         training_model.require_backward_grad_sync = False
-        loss_fn = maybe_compile(
-            model_loss, config.system.compile, device, dtype, next(micro_batches(0))
-        )
+        loss_fn = machine.compile(model_loss, config.system.compile, next(micro_batches(0)))
         model.zero_grad()  # compiling makes a forward and a backward pass
-        if saved is not None:
-            model.load_state_dict(saved.model)  # an edited network may have buffers
+        if start.model:
+            checkpoint.restore(start, model)  # an edited network may have buffers
 
-        # The training loop
+        # ------------------------------------------------------------------------ The training loop
+        def chars_per_second() -> float:
+            """Training speed, without evaluations and saving."""
+            return state.step * batch_size * block_size / max(state.train_seconds, 1e-9)
+
         while True:
             step = state.step
             finished = step >= optim_config.max_iters
+            is_interval = step > 0 and step % run_config.eval_interval == 0
+            evaluation_due = finished or is_interval or step == state.val_step
+            signal_number = int(processes.max(max(signals, default=0)))  # of any process
+            if evaluation_due or signal_number:
+                # The steps that a GPU has queued are part of the training time.
+                waiting_start = time.perf_counter()
+                machine.synchronize()
+                state.train_seconds += time.perf_counter() - waiting_start
+                divergence.check()
 
             # Evaluate, and save the checkpoints. If the run was killed at this evaluation, last.pt
-            # may be written, but not best.pt or the sample, so a resumed run evaluates again. (The
-            # logger drops that point and all later ones.)
-            is_interval = step > 0 and step % run_config.eval_interval == 0
-            evaluation_due = finished or is_interval or step == state.val_iter
+            # may be written, but not best.pt or the pictures, so a resumed run evaluates again.
+            # (The logger drops that point and all later ones.)
             if evaluation_due:
-                divergence.check()
+                val_loss = evaluate(model, corpus, machine)
                 last_lr = learning_rate(max(step - 1, 0), optim_config)
-                val_loss = evaluate(model, corpus, device, dtype, processes)
                 require_finite("validation loss", val_loss, step, last_lr)
-                state.val_loss, state.val_iter = val_loss, step
-                is_best = state.best_val_loss is None or val_loss < state.best_val_loss
-                is_best = is_best or step == state.best_iter  # the same evaluation again
-                if is_best:
-                    state.best_val_loss, state.best_iter = val_loss, step
-                logger.log_evaluation(step, val_loss, is_best)
+                is_best = state.add_evaluation(val_loss)
+                logger.log_scalar("loss", val_loss, step, "val")
+                logger.log_scalar("loss_best", state.best_val_loss, step, "val")
+                speed = f"{chars_per_second():>9,.0f} characters/s"
+                note = "  best so far" if is_best else ""
+                logger.print(f"step {step:>6}  validation loss {val_loss:.4f} {speed}{note}")
                 save("last.pt", *(["best.pt"] if is_best else []))
                 if processes.is_main:
-                    model.eval()
-                    logger.log_sample(step, write_sample(model, corpus))
-                    logger.log_attention_maps(step, draw_attention_maps(model, corpus))
-                    model.train()
+                    log_pictures(logger, model, corpus, step)
                 patience = run_config.patience * run_config.eval_interval
-                if patience and step - state.best_iter >= patience:
-                    finished = True
-
-            # Stop at the end, or when any process received a signal.
-            signal_number = int(processes.max(max(signals, default=0)))
+                finished = finished or 0 < patience <= step - state.best_step
+            elif signal_number:
+                save("last.pt")
             if finished or signal_number:
-                if not evaluation_due:
-                    divergence.check()
-                    save("last.pt")
                 break
 
             # Forward and backward pass
             step_start = time.perf_counter()
             lr = learning_rate(step, optim_config)
             seed_all(run_config.seed, step, processes.rank)  # for dropout
-            step_loss = torch.zeros((), device=device)
+            step_loss = torch.zeros((), device=machine.device)
             for i, (x_BT, y_BT) in enumerate(micro_batches(step), start=1):
                 training_model.require_backward_grad_sync = i == accumulation_steps
-                with autocast(device, dtype):
+                with machine.autocast():
                     loss = loss_fn(x_BT, y_BT) / accumulation_steps
                 scaler.scale(loss).backward()
                 step_loss += loss.detach()
 
             is_logged = step % run_config.log_interval == 0
             if is_logged:
-                processes.average(step_loss)
                 before = [copy_parameters(optimizer) for optimizer in optimizers]
 
             # Clip the gradients, update the weights
@@ -306,40 +246,105 @@ def train(
             scaler.update()
             model.zero_grad()
 
-            # Log
+            # Log. Reading a value waits for the device, so this belongs to the time of the step.
             divergence.add(step, lr, step_loss, grad_norm)
             if is_logged:
                 divergence.check()
-                values = {"grad_norm": grad_norm.item(), "learning_rate": lr}
+                mean_loss = processes.sum(step_loss.item()) / processes.world_size
+                values = {
+                    "loss": mean_loss,
+                    "optimizer/learning_rate": lr,
+                    "optimizer/grad_norm": grad_norm.item(),
+                    "speed/chars_per_second": chars_per_second(),
+                }
                 for optimizer, old in zip(optimizers, before, strict=True):
-                    name = f"update_ratio {type(optimizer).__name__}"
-                    values[name] = update_ratio(optimizer, old)
-                logger.log_step(step, step_loss.item(), values)
+                    tag = f"optimizer/update_ratio {type(optimizer).__name__}"
+                    values[tag] = update_ratio(optimizer, old)
+                for tag, value in values.items():
+                    logger.log_scalar(tag, value, step)
+                logger.describe_progress(f"loss {mean_loss:.3f}")
             state.train_seconds += time.perf_counter() - step_start
             state.step += 1
-            logger.bar.update()
+            logger.advance()
 
+        # --------------------------------------------------------------------------------- The end
         best = state.best_val_loss
         summary = {
             "params": n_params,
-            "vocab_size": len(state.vocab),
+            "vocab_size": len(vocab),
             "train_chars": corpus.train_chars,
             "val_chars": corpus.val_chars,
             "iters": state.step,
             "seconds": state.seconds,
-            "chars_per_second": logger.chars_per_second(),
+            "chars_per_second": chars_per_second(),
             "val_loss": state.val_loss,
             "best_val_loss": best,
-            "best_iter": state.best_iter,
+            "best_iter": state.best_step,
             "bits_per_char": None if best is None else best / math.log(2),
-            "device": str(device),
-            "dtype": dtype_name(dtype),
+            "device": str(machine.device),
+            "dtype": machine.dtype_name,
             "torch": torch.__version__,
         }
-        if finished and processes.is_main:
-            logger.log_embedding(model, state.vocab)
+        if processes.is_main:
+            log_last_pictures(logger, model, vocab)
         logger.write_summary(summary, finished)
     return 0 if finished else 128 + signal_number
+
+
+def cross_entropy(logits_BTV: Tensor, y_BT: Tensor) -> Tensor:
+    """Mean negative log-likelihood of the characters y_BT, in nats per character."""
+    return F.cross_entropy(logits_BTV.flatten(0, 1).float(), y_BT.flatten())
+
+
+@torch.no_grad()  # inference_mode would spoil tensors that an edited network keeps for training
+def evaluate(model: GPT, corpus: Corpus, machine: Machine) -> float:
+    """Mean loss over the validation split, in nats per character. Deterministic."""
+    model.eval()
+    processes = machine.processes
+    batches = corpus.eval_batches(model.config.block_size)[processes.rank :: processes.world_size]
+    losses, counts = torch.zeros(len(batches), device=machine.device), []
+    for i, (starts_B, T) in enumerate(batches):
+        x_BT, y_BT = machine.to_device(*corpus.gather_examples(starts_B, T))
+        with machine.autocast():
+            losses[i] = cross_entropy(model(x_BT), y_BT)
+        counts.append(y_BT.numel())
+    model.train()
+    # Read at the end: each reading would wait for the device.
+    nats = sum(loss * count for loss, count in zip(losses.tolist(), counts, strict=True))
+    return processes.sum(nats) / processes.sum(sum(counts))
+
+
+def log_pictures(logger: RunLogger, model: GPT, corpus: Corpus, step: int) -> None:
+    """What a person looks at after each evaluation: a sampled text, and what each head looks at."""
+    vocab = corpus.tokenizer.vocab
+    model.eval()
+    prompt = corpus.tokenizer.encode(start_character(vocab)).tolist()
+    pieces = stream(model, vocab, prompt, GenerationConfig(max_new_tokens=300))
+    sample = "".join(piece for _, piece in pieces)
+    logger.log_text("sample", sample, step)
+    if sys.stdout.isatty() and sys.stderr.isatty():
+        width = shutil.get_terminal_size().columns - 6
+        logger.print(f"     {' '.join(sample.split())[:width]}")
+    x_BT, _ = corpus.gather_examples(
+        np.array([corpus.train_chars]), min(model.config.block_size, MAP_CHARS)
+    )
+    ids = x_BT[0].tolist()
+    for head, weights_TT in attention_by_head(model, ids):
+        logger.log_image(f"map/{head}", draw_weights(weights_TT, vocab, ids), step)
+    model.train()
+
+
+def log_last_pictures(logger: RunLogger, model: GPT, vocab: str) -> None:
+    """What a person looks at when a run ends: the embedding, and a chart of the loss."""
+    labels = [char if char.isprintable() and char != " " else repr(char) for char in vocab]
+    for name, layer in model.named_modules():
+        if isinstance(layer, nn.Embedding) and layer.num_embeddings == len(vocab):
+            logger.log_embedding(name, layer.weight.detach(), labels)
+    if sys.stdout.isatty():
+        curves = logger.losses()
+        if all(curves):
+            lines = [loss_chart(*curves), overfitting_hint(*curves)]
+            print_line("\n".join(filter(None, lines)), sys.stdout)
 
 
 if __name__ == "__main__":

@@ -1,1 +1,4 @@
-"""Text to token ids: the tokenizer, the corpus and its batches, Tiny Shakespeare."""
+"""Everything between text files and batches of token ids.
+
+Of this repository, it may import only the errors and file helpers in model/run.
+"""

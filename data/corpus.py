@@ -1,6 +1,7 @@
-"""From a text to token ids on disk, to the batches for training and the windows for evaluation.
+"""A text split into training and validation characters; the batches of both.
 
-Shapes: N characters, B batch, T time (block_size), W windows of an epoch.
+An example is T consecutive characters of the text. Shapes: N characters of the text, E examples of
+an epoch, B examples of a batch, T time (block_size).
 """
 
 from dataclasses import dataclass
@@ -12,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data.download import tiny_shakespeare
 from data.prepared import PreparedText, open_prepared
-from data.text import find_text_files
+from data.reader import TEXT_FILES, find_text_files
+from data.shakespeare import tiny_shakespeare
 from data.tokenizer import CharTokenizer
-from model.errors import UserError
+from model.run.errors import UserError
 
 EVAL_BATCH_CHARS = 4096  # per evaluation batch: fits the processor's cache
 MAX_EVAL_CHARS = 1 << 22  # at most this many validation characters are evaluated
@@ -27,7 +28,7 @@ class DataConfig:
     """Which text, and how much of it is for validation."""
 
     data: Annotated[
-        str | None, "text file, or folder of *.txt files; default: Tiny Shakespeare"
+        str | None, f"text file, or folder of {TEXT_FILES} files; default: Tiny Shakespeare"
     ] = None
     encoding: Annotated[str, "encoding of the text; latin-1 reads any bytes"] = "utf-8"
     val_fraction: Annotated[float, "share of the text, at its end, for validation", "(0, 1)"] = 0.1
@@ -49,7 +50,7 @@ class Corpus:
     tokenizer: CharTokenizer
     text: PreparedText
     to_model_ids: np.ndarray  # ids on disk to ids of `tokenizer`, which may know more characters
-    train_chars: int  # the text begins with so many for training; all others are for validation
+    train_chars: int  # at the start of the text; all others are for validation
 
     @property
     def val_chars(self) -> int:
@@ -58,7 +59,7 @@ class Corpus:
 
     def describe(self, block_size: int) -> str:
         """The sizes for a person."""
-        used = sum(len(starts_B) * T for starts_B, T in self.eval_windows(block_size))
+        used = sum(len(starts_B) * T for starts_B, T in self.eval_batches(block_size))
         sampled = "" if used >= self.val_chars - 1 else f" (evaluated on {used:,} of them)"
         return (
             f"{self.name}: {self.train_chars:,} training characters, "
@@ -71,60 +72,58 @@ class Corpus:
     ) -> tuple[Tensor, Tensor]:
         """x_BT and y_BT of a training step; y_BT holds the characters that follow those of x_BT.
 
-        Each window is used once per epoch: drawn with replacement, a third of the text would not
+        Each example is used once per epoch: drawn with replacement, a third of the text would not
         be read in an epoch. The batch is a function of the arguments alone, so resuming needs no
         loader state. `rows` selects the part of the batch that this process computes.
         """
-        length, starts = self.train_chars, []
+        starts = []
         for number in range(step * batch_size, (step + 1) * batch_size)[rows]:
-            epoch, i = divmod(number, windows_per_epoch(length, block_size))
-            starts.append(shuffled_windows(length, block_size, seed, epoch)[i])
-        return self.gather_windows(np.array(starts), block_size)
+            epoch, i = divmod(number, examples_per_epoch(self.train_chars, block_size))
+            starts.append(shuffled_starts(self.train_chars, block_size, seed, epoch)[i])
+        return self.gather_examples(np.array(starts), block_size)
 
-    def eval_windows(self, block_size: int) -> list[tuple[np.ndarray, int]]:
-        """Batches of (window starts in the text, window length) that cover the validation split.
+    def eval_batches(self, block_size: int) -> list[tuple[np.ndarray, int]]:
+        """(starts_B, T) of each batch; together they cover the validation split.
 
-        Every character except the first is predicted exactly once; the last window is shorter.
-        Beyond MAX_EVAL_CHARS, evenly spaced windows are used instead.
+        Every character except the first is predicted exactly once; the last example is shorter.
+        Beyond MAX_EVAL_CHARS, evenly spaced examples are used instead.
         """
         targets = self.val_chars - 1
-        starts = np.arange(targets // block_size) * block_size
-        last_length = targets % block_size
-        last = [(np.array([targets - last_length]), last_length)] if last_length else []
-        max_windows = max(1, MAX_EVAL_CHARS // block_size)
-        if len(starts) > max_windows:
-            spaced = np.linspace(0, len(starts) - 1, max_windows).astype(int)
-            starts, last = starts[spaced], []
+        starts = self.train_chars + np.arange(targets // block_size) * block_size
+        last_T = targets % block_size
+        max_examples = max(1, MAX_EVAL_CHARS // block_size)
+        if len(starts) > max_examples:
+            starts = starts[np.linspace(0, len(starts) - 1, max_examples).astype(int)]
+            last_T = 0
         rows = max(1, EVAL_BATCH_CHARS // block_size)
         batches = [(starts[i : i + rows], block_size) for i in range(0, len(starts), rows)]
-        return [(self.train_chars + starts_B, T) for starts_B, T in batches + last]
+        if last_T > 0:
+            batches.append((np.array([self.train_chars + targets - last_T]), last_T))
+        return batches
 
-    def gather_windows(self, starts_B: np.ndarray, T: int) -> tuple[Tensor, Tensor]:
-        """x_BT and y_BT: windows of T characters of the text, and the same one character later."""
-        window_BT = self.to_model_ids[self.text.windows(starts_B, T + 1)]
-        text_BT = torch.from_numpy(window_BT)
-        return text_BT[:, :-1].contiguous(), text_BT[:, 1:].contiguous()
+    def gather_examples(self, starts_B: np.ndarray, T: int) -> tuple[Tensor, Tensor]:
+        """x_BT, the T characters of the text from each start, and y_BT, one character later."""
+        ids_BT = self.to_model_ids[self.text.ids_N[starts_B[:, None] + np.arange(T + 1)]]
+        x_BT, y_BT = torch.from_numpy(ids_BT[:, :-1]), torch.from_numpy(ids_BT[:, 1:])
+        return x_BT.contiguous(), y_BT.contiguous()
 
 
-def windows_per_epoch(length: int, block_size: int) -> int:
-    """How many windows a text is cut into; one less than fit, for a random offset."""
+def examples_per_epoch(length: int, block_size: int) -> int:
+    """How many examples a text is cut into; one less than fit, for a random offset."""
     return max(1, (length - 1) // block_size - 1)
 
 
 @lru_cache(maxsize=2)
-def shuffled_windows(length: int, block_size: int, seed: int, epoch: int) -> np.ndarray:
-    """starts_W: the text cut into adjacent windows, in random order.
+def shuffled_starts(length: int, block_size: int, seed: int, epoch: int) -> np.ndarray:
+    """starts_E: the text cut into adjacent examples, in random order.
 
-    Each epoch cuts at other places, so that over time a character appears at every position of a
-    window.
+    Each epoch cuts at other places, so that over time a character appears at every position of an
+    example.
     """
     rng = np.random.default_rng([seed, epoch])
-    count = windows_per_epoch(length, block_size)
+    count = examples_per_epoch(length, block_size)
     offset = rng.integers(length - count * block_size)
-    starts_W = rng.permutation(count)
-    starts_W *= block_size
-    starts_W += offset
-    return starts_W
+    return rng.permutation(count) * block_size + offset
 
 
 def open_corpus(
@@ -132,7 +131,7 @@ def open_corpus(
 ) -> Corpus:
     """The corpus of `config`; its ids are prepared on disk at first use.
 
-    Its vocabulary is `vocab`, that of a checkpoint, followed by all other characters of the text.
+    Its vocabulary is `vocab`, that of a checkpoint, and then the text's other characters, sorted.
     Raises UserError if the text cannot be read or is too short, or if there are other characters
     and `extend` is false.
     """
@@ -151,5 +150,5 @@ def open_corpus(
     if extend:
         vocab += "".join(sorted(set(text.vocab) - set(vocab)))
     tokenizer = CharTokenizer(vocab)
-    to_model_ids = tokenizer.encode(text.vocab, str(path)).astype(np.int64)
+    to_model_ids = tokenizer.encode(text.vocab, str(path))
     return Corpus(str(path), tokenizer, text, to_model_ids, train_chars)

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Make the pictures of the documents from a run, with Chromium: bash docs/pictures.sh runs/NAME
-# (minute.svg: python -m tests.benchmarks.minute --nanogpt DIR --chart docs/minute.svg)
+# Make all pictures of the documents, with Chromium: bash docs/pictures.sh runs/NAME [NANOGPT_DIR]
+# minute.svg is a timed run of the benchmark; without a clone of karpathy/nanoGPT it stays as it is.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-run=${1:?"usage: bash docs/pictures.sh runs/NAME"}
+run=${1:?"usage: bash docs/pictures.sh runs/NAME [NANOGPT_DIR]"}
+nanogpt=${2:-}
 page=$(mktemp --suffix .html)
 port=6017
 
@@ -15,6 +16,9 @@ shoot() { # FILE WIDTH,HEIGHT URL
 }
 
 python -m tests.benchmarks.chart "$run" docs/loss.svg
+if [ -n "$nanogpt" ]; then
+    python -m tests.benchmarks.minute --nanogpt "$nanogpt" --seeds 1337 --chart docs/minute.svg
+fi
 python sample.py "$run" --max_new_tokens 250 --attention "$page"
 shoot attention.png 1100,1150 "file://$page"
 

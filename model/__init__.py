@@ -1,1 +1,4 @@
-"""The network and what surrounds it: optimizers, sampling, checkpoints, devices."""
+"""What is computed: the network, its optimizers, sampling, checkpoints.
+
+Of its rooms, run/ and fast/ may be imported here; inspect/ looks at the network from outside.
+"""

@@ -8,13 +8,11 @@ Shapes: B batch, T time (queries), S keys, C channels (n_embd), H heads, D head 
 E half of it (D / 2).
 """
 
-import sys
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.errors import print_once
+from model.run.source import is_proven
 
 # Up to this many weights per head (T x S), the plain equation is faster than the kernel on a CPU
 # in half precision: at 256 x 256 by a factor of 2.
@@ -55,15 +53,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, causal=False, scale=None, window=Non
 
 
 def fused_attend(q: Tensor, k: Tensor, v: Tensor, causal=False, scale=None, window=None) -> Tensor:
-    """`attend` by PyTorch's fused kernel, which does not store the T x S weights.
-
-    On a CPU in half precision, short windows use `attend` itself, which is faster there.
-    """
+    """`attend` by PyTorch's fused kernel, which does not store the T x S weights."""
     T, S = q.size(-2), k.size(-2)
-    half_precision = v.dtype.itemsize == 2
-    if q.device.type == "cpu" and half_precision and T * S <= MAX_EQUATION_WEIGHTS:
-        with torch.autocast("cpu", enabled=False):  # autocast would run the softmax in float32
-            return attend(q.to(v.dtype), k.to(v.dtype), v, causal, scale, window)
     window = S if window is None else window
     # The kernel's own is_causal aligns the first query with the first key. With a cache the last
     # query belongs to the last key; a single query, the last, sees all keys.
@@ -74,21 +65,24 @@ def fused_attend(q: Tensor, k: Tensor, v: Tensor, causal=False, scale=None, wind
     return F.scaled_dot_product_attention(q, k, v, is_causal=causal and T == S, scale=scale)
 
 
-def choose_attend():
-    """`fused_attend` if it gives what `attend` gives on a small example, otherwise `attend`."""
-    x_BHSD = torch.arange(2 * 600 * 6).view(1, 2, 600, 6).double()
-    q, k, v = 8 * x_BHSD.sin(), x_BHSD.cos(), (x_BHSD / 3).sin()  # scores up to about 20
-    for T, S, window in ((40, 40, None), (40, 40, 3), (4, 600, None), (1, 600, 500)):
-        arguments = {"q": q[:, :, S - T : S], "k": k[:, :, :S], "v": v[:, :, :S]}
-        arguments |= {"causal": True, "window": window}
-        if not torch.allclose(fused_attend(**arguments), attend(**arguments)):
-            print_once(
-                "note: attend differs from fused_attend (model/attention.py). The equation is "
-                "used; with a large block_size it takes more time and memory.",
-                sys.stderr,
-            )
-            return attend
-    return fused_attend
+# tests/model/test_attention.py proves that both are equal, and prints the digest after an edit.
+USES_FUSED_KERNEL = is_proven(
+    "model.attention",
+    "attend",
+    digest="1e785ea432927c9b89ed85b573a7793afb9e937988641d2dd1bd2db009fe32ac",
+    note="PyTorch's fused kernel is not used; a large block_size takes more time and memory",
+)
+
+
+def fast_attend(q: Tensor, k: Tensor, v: Tensor, causal=False, scale=None, window=None) -> Tensor:
+    """`attend`, computed in the fastest way. What a network calls."""
+    is_small = q.size(-2) * k.size(-2) <= MAX_EQUATION_WEIGHTS
+    if q.device.type == "cpu" and v.dtype.itemsize == 2 and is_small:
+        with torch.autocast("cpu", enabled=False):  # autocast would run the softmax in float32
+            return attend(q.to(v.dtype), k.to(v.dtype), v, causal, scale, window)
+    if USES_FUSED_KERNEL:
+        return fused_attend(q, k, v, causal, scale, window)
+    return attend(q, k, v, causal, scale, window)
 
 
 def rotation_angles(start: int, T: int, D: int, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -176,7 +170,6 @@ class Attention(nn.Module):
         self.value = nn.Linear(n_embd, n_embd, bias=False)
         self.proj = nn.Linear(n_embd, n_embd, bias=False)
         nn.init.zeros_(self.proj.weight)
-        self.attend_fn = choose_attend()
 
     def forward(
         self, x_BTC: Tensor, cos_TE: Tensor, sin_TE: Tensor, cache: Cache | None = None
@@ -189,7 +182,7 @@ class Attention(nn.Module):
         k_BHSD, v_BHSD = k_BHTD, v_BHTD
         if cache is not None:
             k_BHSD, v_BHSD = cache.append(self, k_BHTD, v_BHTD, self.window)
-        out_BHTD = self.attend_fn(q_BHTD, k_BHSD, v_BHSD, causal=True, window=self.window)
+        out_BHTD = fast_attend(q_BHTD, k_BHSD, v_BHSD, causal=True, window=self.window)
         return self.proj(out_BHTD.transpose(1, 2).flatten(2))
 
     def split_heads(self, x_BTC: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import io
 import os
 import pickle
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,10 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from model.errors import RunError, UserError, atomic_write, out_of_memory_hint
+from model.run.errors import RunError, UserError, out_of_memory_hint
+from model.run.files import atomic_write
 
-MAGIC = b"QUILLPT2"
+MAGIC = b"QUILLPT3"
 
 
 @dataclass
@@ -29,6 +30,7 @@ class Checkpoint:
     """All that is needed to sample, or, together with the text, to resume a run exactly.
 
     It holds no random state: whatever is random is a function of the config's seed and `step`.
+    A new run begins with an empty one, or with the weights of another run.
     """
 
     config: dict[str, Any] = field(default_factory=dict)  # all keys except out_dir
@@ -38,12 +40,26 @@ class Checkpoint:
     optimizers: list[dict[str, Any]] = field(default_factory=list)  # state dicts
     scaler: dict[str, Any] = field(default_factory=dict)  # state dict
     step: int = 0  # optimizer steps done
-    val_loss: float | None = None  # nats per character, measured at step val_iter
-    val_iter: int | None = None
+    val_loss: float | None = None  # nats per character, measured at val_step
+    val_step: int | None = None
     best_val_loss: float | None = None
-    best_iter: int | None = None
+    best_step: int | None = None
     seconds: float = 0.0  # wall clock, summed over resumes
     train_seconds: float = 0.0  # of these, spent in training steps
+
+    @property
+    def is_resumed(self) -> bool:
+        """Whether it goes on with a run that has begun."""
+        return bool(self.optimizers)
+
+    def add_evaluation(self, val_loss: float) -> bool:
+        """Record the validation loss at `step`; returns whether it is the best so far."""
+        self.val_loss, self.val_step = val_loss, self.step
+        is_same = self.step == self.best_step  # a resumed run repeats its last evaluation
+        is_best = self.best_val_loss is None or val_loss < self.best_val_loss or is_same
+        if is_best:
+            self.best_val_loss, self.best_step = val_loss, self.step
+        return is_best
 
 
 def save(checkpoint: Checkpoint, *paths: Path) -> None:
@@ -117,30 +133,24 @@ def restore(
 ) -> None:
     """The reverse of `capture`; without optimizers, only the weights.
 
-    Raises UserError, with PyTorch's message, if they do not fit the code.
-    """
-    try:
-        model.load_state_dict(checkpoint.model)
-        if optimizers:
-            for optimizer, state in zip(optimizers, checkpoint.optimizers, strict=True):
-                _restore_optimizer(optimizer, state)
-        if scaler is not None and checkpoint.scaler:
-            scaler.load_state_dict(checkpoint.scaler)
-    except (RuntimeError, ValueError) as error:
-        raise UserError(f"the checkpoint does not fit the code in model/: {error}") from None
-
-
-def restore_larger(checkpoint: Checkpoint, model: nn.Module) -> None:
-    """Load only the weights, into a model whose vocabulary begins with that of the checkpoint.
-
-    Embeddings and logits of the other characters stay as they are. Raises UserError, as `restore`.
+    The vocabulary of the model may be larger, if it begins with that of the checkpoint: embeddings
+    and logits of new characters stay as they are. Raises UserError, with PyTorch's message, if the
+    weights do not fit the code.
     """
     weights = dict(checkpoint.model)
     for name, fresh in model.state_dict().items():
         old = weights.get(name)
         if old is not None and old.ndim and len(old) == len(checkpoint.vocab) < len(fresh):
             weights[name] = torch.cat((old, fresh[len(old) :].cpu()))
-    restore(replace(checkpoint, model=weights), model)
+    try:
+        model.load_state_dict(weights)
+        if checkpoint.is_resumed and optimizers:
+            for optimizer, state in zip(optimizers, checkpoint.optimizers, strict=True):
+                _restore_optimizer(optimizer, state)
+            if scaler is not None and checkpoint.scaler:
+                scaler.load_state_dict(checkpoint.scaler)
+    except (RuntimeError, ValueError) as error:
+        raise UserError(f"the checkpoint does not fit the code in model/: {error}") from None
 
 
 def _restore_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:

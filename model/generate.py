@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated
 
 import numpy as np
@@ -16,13 +17,16 @@ import torch
 import torch.nn.functional as F
 
 from model.attention import Cache
-from model.csampler import TEXTS, CSampler, probe_text
-from model.errors import RunError
+from model.fast.csampler import NETWORK_IS_PROVEN, TEXTS, make_csampler
 from model.gpt import GPT
+from model.run.errors import RunError
+
+# Appends token ids ids_BT, returns the next-token logits_BV.
+StepFn = Callable[[np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True)
-class SamplingConfig:
+class GenerationConfig:
     """How each character is chosen, and how many are written."""
 
     max_new_tokens: Annotated[int, "characters to write", "[1, inf)"] = 500
@@ -36,7 +40,7 @@ class SamplingConfig:
 
 
 def next_char_probs(
-    logits_BV: np.ndarray, text_BT: np.ndarray, config: SamplingConfig
+    logits_BV: np.ndarray, text_BT: np.ndarray, config: GenerationConfig
 ) -> np.ndarray:
     """The distribution from which the next character is drawn, probs_BV in float64.
 
@@ -75,26 +79,7 @@ def start_character(vocab: str) -> str:
     return "\n" if "\n" in vocab else vocab[0]
 
 
-@torch.no_grad()
-def check_cache(model: GPT) -> None:
-    """Raise RunError if the network gives other logits with a cache than without."""
-    device, cache = next(model.parameters()).device, Cache()
-    vocab_size = model(torch.zeros(1, 1, dtype=torch.long, device=device)).size(-1)
-    ids_T = probe_text(vocab_size, model.config.block_size)[-(model.max_length or sys.maxsize) :]
-    ids_1T = torch.from_numpy(ids_T).to(device)[None]
-    with torch.autocast(device.type, enabled=False):  # half precision rounds too much
-        parts = [part for part in ids_1T.tensor_split((-4, -3, -2), dim=1) if part.size(1)]
-        cached = torch.cat([model(part, cache) for part in parts], dim=1)
-        logits_1TV = model(ids_1T)
-    tolerance = 1e-4 if device.type == "cpu" else 0.01  # a GPU rounds to TensorFloat32
-    if not (cached - logits_1TV).abs().max() <= tolerance * logits_1TV.abs().max().clamp(min=1):
-        raise RunError(
-            "the network in model/ gives other logits with a cache than without. A layer that "
-            "looks back must keep its past in the Cache, and be used once per forward pass."
-        )
-
-
-def make_step_fn(model: GPT, batch_size: int) -> Callable[[np.ndarray], np.ndarray]:
+def make_step_fn(model: GPT, batch_size: int) -> StepFn:
     """Returns a function: append token ids ids_BT, get the next-token logits_BV."""
     device, block_size = next(model.parameters()).device, model.config.block_size
     cache, latest_BT = Cache(), np.empty((batch_size, 0), np.int32)
@@ -116,22 +101,19 @@ def make_step_fn(model: GPT, batch_size: int) -> Callable[[np.ndarray], np.ndarr
 
 
 def generate(
-    model: GPT,
+    make_step_fn: Callable[[int], StepFn],
     prompt: list[int],
-    config: SamplingConfig,
-    samples: range | None = None,
-    csampler: CSampler | None = None,
+    config: GenerationConfig,
+    samples: range,
 ) -> Iterator[np.ndarray]:
     """Yield ids_B, the next character of each text that continues `prompt`.
 
-    `samples` are the numbers of the texts to write; all num_samples by default. Text i depends
-    only on (seed, i), not on what is written beside it. With a `csampler` (`make_csampler`) the
-    logits come from it, otherwise from the model, which must be in eval mode.
+    `samples` are the numbers of the texts to write. Text i depends only on (seed, i), not on what
+    is written beside it.
     """
-    samples = range(config.num_samples) if samples is None else samples
     B, start = len(samples), len(prompt)
     rngs = [np.random.default_rng([config.seed, i]) for i in samples]
-    step = csampler.start(B) if csampler is not None else make_step_fn(model, B)
+    step = make_step_fn(B)
     text_BT = np.empty((B, start + min(config.max_new_tokens, 1000)), np.int32)
     text_BT[:, :start] = prompt
     new_BT = text_BT[:, :start]
@@ -149,27 +131,24 @@ def generate(
 
 
 def stream(
-    model: GPT,
-    vocab: str,
-    prompt: list[int],
-    config: SamplingConfig,
-    stop: str = "",
-    csampler: CSampler | None = None,
+    model: GPT, vocab: str, prompt: list[int], config: GenerationConfig, stop: str = ""
 ) -> Iterator[tuple[int, str]]:
     """Yield (0, character) while the first text is written, then (i, text) for each other text.
 
-    A text ends after max_new_tokens characters or after `stop`. A `csampler` writes the other
-    texts in threads while the first is streamed.
+    A text ends after max_new_tokens characters or after `stop`. The model must be in eval mode. The
+    C sampler writes the other texts in threads while the first is streamed.
     """
+    csampler = make_csampler(model)
     if csampler is None:
         check_cache(model)
+    start = csampler.make_step_fn if csampler else partial(make_step_fn, model)
     others = range(1, config.num_samples)
     group_size = TEXTS if csampler else max(1, len(others))
     groups = [others[i : i + group_size] for i in range(0, len(others), group_size)]
     cancelled = threading.Event()
 
     def write_group(group: range) -> list[tuple[int, str]]:
-        steps = generate(model, prompt, config, group, csampler)
+        steps = generate(start, prompt, config, group)
         texts = [""] * len(group)
         while (chunk := list(itertools.islice(steps, 64))) and not cancelled.is_set():
             for i, ids_T in enumerate(np.stack(chunk, axis=1)):
@@ -182,7 +161,7 @@ def stream(
     try:
         other_texts = pool.map(write_group, groups) if csampler else map(write_group, groups)
         tail = ""
-        for ids_B in generate(model, prompt, config, range(1), csampler):
+        for ids_B in generate(start, prompt, config, range(1)):
             character = vocab[ids_B[0]]
             yield 0, character
             if stop:
@@ -215,3 +194,32 @@ def total_nll(model: GPT, ids_N: np.ndarray) -> float:
         logits_TV = model(x_T[None], cache)[0].float()
         nats += F.cross_entropy(logits_TV, y_T, reduction="sum").item()
     return nats
+
+
+@torch.no_grad()
+def check_cache(model: GPT) -> None:
+    """Raise RunError if an edited network gives other logits with a cache than without.
+
+    It reads every character of the vocabulary, past the window, one at a time and in longer parts.
+    The proven network needs no check.
+    """
+    if NETWORK_IS_PROVEN:
+        return
+    device, block_size = next(model.parameters()).device, model.config.block_size
+    V = model(torch.zeros(1, 1, dtype=torch.long, device=device)).size(-1)
+    T = min(block_size + 8, model.max_length or sys.maxsize)
+    B = -(-V // T)  # rounded up
+    ids_BT = torch.from_numpy(np.random.default_rng(0).permutation(B * T) % V).view(B, T).to(device)
+    tolerance = 1e-4 if device.type == "cpu" else 0.01  # a GPU rounds to TensorFloat32
+    with torch.autocast(device.type, enabled=False):  # half precision rounds too much
+        logits_BTV = model(ids_BT)
+        for part_length in (1, 3, block_size):
+            cache = Cache()
+            parts = [model(part_BT, cache) for part_BT in ids_BT.split(part_length, dim=1)]
+            difference = (torch.cat(parts, dim=1) - logits_BTV).abs().max()
+            if not difference <= tolerance * logits_BTV.abs().max().clamp(min=1):
+                raise RunError(
+                    "the network in model/ gives other logits with a cache than without. A layer "
+                    "that looks back must keep its past in the Cache, and be used once per forward "
+                    "pass."
+                )

@@ -1,7 +1,7 @@
 """The network: character embedding, a stack of blocks, a head that scores every next character.
 
 This file and attention.py alone define what Quill computes. The C sampler and the fused attention
-kernel are compared with it before they are used.
+kernel are used only while the code that they stand in for is unchanged.
 
 Shapes: B batch, T time (characters), C channels (n_embd), E half a head's width, V vocabulary.
 """
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from model.attention import Attention, Cache, norm, rotation_angles
-from model.errors import UserError
+from model.run.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,9 @@ class GPTConfig:
     n_head: Annotated[int, "attention heads per block", "[1, 1000]"] = 2
     n_embd: Annotated[int, "channels of the residual stream", "[1, 100000]"] = 128
     block_size: Annotated[int, "context: how many characters attention sees", "[1, 1000000]"] = 256
-    dropout: Annotated[float, "dropout after attention and feed-forward layers", "[0, 1)"] = 0.0
+    dropout: Annotated[
+        float, "dropout after each layer; on a CPU rounded to a multiple of 1/256", "[0, 1)"
+    ] = 0.0
     activation_checkpointing: Annotated[
         bool, "train in less memory: the backward pass computes each block again"
     ] = False

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
-from model.device import share_work
 from model.gpt import GPT
+from model.run.processes import share_work
 
 # Matrices with at least this many rows and columns are divided among the processes; each
 # orthogonalizes its share. Smaller ones are orthogonalized faster than they are sent.

@@ -1,7 +1,4 @@
-"""The C sampler: csampler.c computes the network of gpt.py for sampling on a CPU.
-
-It is about ten times as fast as PyTorch, and used only after it has given the same logits.
-"""
+"""The C sampler: csampler.c computes the network of gpt.py on a CPU, ten times as fast."""
 
 import contextlib
 import ctypes
@@ -18,108 +15,52 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from model.errors import RunError, atomic_write, print_once
-from model.gpt import GPT, GPTConfig
+from model.gpt import GPT
+from model.run.errors import RunError, print_line
+from model.run.files import atomic_write
+from model.run.source import is_proven
 
 SOURCE = Path(__file__).with_name("csampler.c")
 COLUMNS = 32  # columns of a matrix that lie side by side in memory
 TEXTS = 8  # texts that share one pass over a matrix
 SHIFT = 2  # previous positions that a token shift mixes
 SHIFTS = 3  # token shifts in a block
-MAX_WINDOW = 2048  # the check takes window² time; with longer windows PyTorch is as fast
+MAX_WINDOW = 2048  # with longer windows PyTorch is as fast
+
+# tests/model/test_csampler.py proves that csampler.c gives the logits of this network, and that its
+# logits do not depend on the cache. After an edit of both it prints the digest.
+NETWORK_IS_PROVEN = is_proven(
+    "model.gpt",
+    "GPT",
+    "Cache",
+    digest="d450efafcbc08519959aee45c4ca7ee4098bdf4c272cd8083e6c17b533de4086",
+    note="the C sampler is not used; sampling takes about 10 times as long",
+)
 
 
 def make_csampler(model: GPT) -> "CSampler | None":
-    """The C sampler for `model`, if it can be used and computes the same logits; otherwise None.
+    """The C sampler for `model`, or None if it cannot be used.
 
-    It is for float32 on a CPU. Where the model differs from csampler.c, or no C compiler is
-    found, a note on standard error says so, once. The model must be in eval mode.
+    It is for the proven network, in float32 on a CPU. If the library cannot be compiled, a note on
+    standard error says so, once.
     """
     weight = next(model.parameters())
-    if weight.device.type != "cpu" or weight.dtype != torch.float32:
-        return None
-    if torch.is_autocast_enabled("cpu") or model.config.block_size > MAX_WINDOW:
-        return None
-    if load_library() is None:
-        problem = "no C compiler was found"
-    else:
-        difference = find_parameter_difference(model)
-        if not difference:
-            csampler = CSampler(model)
-            if gives_same_logits(csampler, model):
-                return csampler
-        problem = "the network in model/ differs from model/csampler.c"
-        problem += f" ({difference or 'other logits'})"
-    print_once(f"note: {problem}. Sampling uses PyTorch, about 10 times slower.", sys.stderr)
+    is_float32 = weight.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
+    suits = is_float32 and weight.device.type == "cpu" and model.config.block_size <= MAX_WINDOW
+    if NETWORK_IS_PROVEN and suits and load_library() is not None:
+        return CSampler(model)
     return None
 
 
-def find_parameter_difference(model: GPT) -> str:
-    """The first parameter that csampler.c does not have, or has in another shape, or ""."""
-    shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
-    expected = dict(parameter_shapes(model.config, shapes.get("embedding.weight", (0,))[0]))
-    for name in [*shapes, *expected]:
-        if shapes.get(name) != expected.get(name):
-            return f"parameter {name}"
-    return "" if model.max_length is None else "max_length"
-
-
-def gives_same_logits(csampler: "CSampler", model: GPT) -> bool:
-    """Whether both give the same logits, to rounding, on a text longer than the window."""
-    ids_T = probe_text(csampler.vocab_size, model.config.block_size)
-    with torch.no_grad():
-        expected_TV = model(torch.from_numpy(ids_T)[None])[0].numpy()
-    step = csampler.start(1)
-    logits_TV = np.concatenate([step(ids_11).copy() for ids_11 in ids_T[:, None, None]])
-    tolerance = 1e-4 * max(1.0, np.abs(expected_TV).max())
-    return bool(np.isfinite(tolerance) and np.abs(logits_TV - expected_TV).max() <= tolerance)
-
-
-def probe_text(V: int, block_size: int) -> np.ndarray:
-    """ids_T longer than the window: every id of a small vocabulary, then many repetitions."""
-    rng = np.random.default_rng(0)
-    each_once = rng.permutation(V)[:256]
-    repeating = rng.integers(min(V, 4), size=max(32, block_size + 8 - len(each_once)))
-    repeating[-5:-2] = repeating[-5]  # also where `check_cache` divides the text
-    return np.concatenate((each_once, repeating))
-
-
-def parameter_shapes(config: GPTConfig, V: int) -> list[tuple[str, tuple[int, ...]]]:
-    """The parameters of the network in csampler.c, in the order in which it reads them."""
-    C = config.n_embd
-    block = [
-        ("shift_mlp_1.mix_1", (C,)),
-        ("shift_mlp_1.mix_2", (C,)),
-        ("mlp_1.fc.weight", (4 * C, C)),
-        ("mlp_1.proj.weight", (C, 4 * C)),
-        ("shift_attention.mix_1", (C,)),
-        ("shift_attention.mix_2", (C,)),
-        ("attention.query.weight", (C, C)),
-        ("attention.key.weight", (C, C)),
-        ("attention.value.weight", (C, C)),
-        ("attention.proj.weight", (C, C)),
-        ("shift_mlp_2.mix_1", (C,)),
-        ("shift_mlp_2.mix_2", (C,)),
-        ("mlp_2.fc.weight", (4 * C, C)),
-        ("mlp_2.proj.weight", (C, 4 * C)),
-    ]
-    blocks = [
-        (f"blocks.{layer}.{name}", shape)
-        for layer in range(config.n_layer)
-        for name, shape in block
-    ]
-    return [("embedding.weight", (V, C)), *blocks, ("head.weight", (V, C))]
-
-
 class CSampler:
-    """The weights of a model as csampler.c reads them. Make one with `make_csampler`."""
+    """The weights of a model as csampler.c reads them."""
 
     def __init__(self, model: GPT) -> None:
         self.config = model.config
         self.vocab_size = model.head.out_features
         self.weights = pack_weights(model)
 
-    def start(self, B: int) -> Callable[[np.ndarray], np.ndarray]:
+    def make_step_fn(self, B: int) -> Callable[[np.ndarray], np.ndarray]:
         """Returns a function for B texts: append token ids ids_BT, get the next-token logits_BV.
 
         The array of logits is overwritten by the next call.
@@ -161,7 +102,7 @@ def round_up(n: int) -> int:
 
 
 def pack_weights(model: GPT) -> np.ndarray:
-    """All weights in the order in which csampler.c reads them.
+    """All weights in the order in which csampler.c reads them, that of the state dict.
 
     A matrix is stored COLUMNS outputs at a time, padded with zeros.
     """
@@ -172,16 +113,18 @@ def pack_weights(model: GPT) -> np.ndarray:
         return padded.reshape(-1, COLUMNS, inputs).transpose(0, 2, 1)
 
     parts = []
-    weights = model.state_dict()
-    for name, shape in parameter_shapes(model.config, model.head.out_features):
-        is_matrix = len(shape) == 2 and name != "embedding.weight"
-        parts.append(pack_matrix(weights[name]) if is_matrix else weights[name].numpy())
-    return np.concatenate([np.ravel(part) for part in parts])
+    for name, weight in model.state_dict().items():
+        is_matrix = weight.ndim == 2 and name != "embedding.weight"
+        parts.append(np.ravel(pack_matrix(weight) if is_matrix else weight.numpy()))
+    return np.concatenate(parts)
 
 
 @functools.cache
 def load_library() -> ctypes.CDLL | None:
-    """csampler.c, compiled for this processor and kept in __pycache__; None if that fails."""
+    """csampler.c, compiled for this processor and kept in __pycache__.
+
+    None, after a note on standard error, if that fails.
+    """
     compiler = os.environ.get("CC", "cc").split()
     flags = ["-O3", "-march=native", "-ffast-math", "-fPIC"]
     flags += [f"-DCOLUMNS={COLUMNS}", f"-DTEXTS={TEXTS}"]
@@ -214,4 +157,8 @@ def load_library() -> ctypes.CDLL | None:
                     file.write(built.read_bytes())
             return ctypes.CDLL(str(built))
     except (OSError, subprocess.CalledProcessError):
+        print_line(
+            "note: no C compiler was found. Sampling uses PyTorch, about 10 times slower.",
+            sys.stderr,
+        )
         return None

@@ -1,4 +1,4 @@
-"""Errors and how they are reported: user errors, full disks, divergence, signals, closed pipes."""
+"""Errors and how they are reported: user errors, divergence, signals, closed pipes."""
 
 import contextlib
 import functools
@@ -7,10 +7,11 @@ import os
 import signal
 import sys
 import threading
-import uuid
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import BinaryIO, TextIO
+from typing import TextIO
+
+import torch
+from torch import Tensor
 
 # A corpus may hold escape sequences that would take over a terminal. Carriage returns are dropped.
 CONTROL_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"}
@@ -40,9 +41,6 @@ def report_errors(main: Callable[[list[str]], int]) -> Callable[..., int]:
 
     @functools.wraps(main)
     def wrapper(argv: list[str] | None = None) -> int:
-        for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-            if getattr(sys, name) is None:  # closed by the parent process
-                setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
         if hasattr(sys.stdout, "reconfigure"):
             sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace", newline="")
         try:
@@ -69,12 +67,6 @@ def print_line(text: str, stream: TextIO) -> None:
         print(escape_control_chars(text, stream), file=stream, flush=True)
     except OSError:
         redirect_to_devnull(stream)
-
-
-@functools.cache
-def print_once(text: str, stream: TextIO) -> None:
-    """`print_line`, but each text only once per process."""
-    print_line(text, stream)
 
 
 def redirect_to_devnull(stream: TextIO) -> None:
@@ -108,31 +100,6 @@ def catch_signals() -> Iterator[list[int]]:
 
 
 @contextlib.contextmanager
-def atomic_write(path: Path) -> Iterator[BinaryIO]:
-    """A file to write that replaces `path` once it is complete and on disk.
-
-    Raises RunError, leaving `path` as it was, if the disk is full or not writable.
-    """
-    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
-    try:
-        with open(temporary, "w+b") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        raise RunError(disk_message(path, error)) from None
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-
-
-def disk_message(path: Path, error: OSError) -> str:
-    """The message of a RunError for a file that cannot be written."""
-    return f"{path} cannot be written ({error.strerror}). What was saved before is intact."
-
-
-@contextlib.contextmanager
 def out_of_memory_hint(hint: str) -> Iterator[None]:
     """Turn every out-of-memory error, of Python, NumPy or PyTorch, into a RunError with `hint`."""
     try:
@@ -147,29 +114,28 @@ def out_of_memory_hint(hint: str) -> Iterator[None]:
 class DivergenceCheck:
     """Ends a run whose loss or gradient norm is not finite, naming the first such step.
 
-    Reading a loss synchronizes with the device, so values are checked in batches. `tolerated`
-    steps in a row may overflow: float16's gradient scaler skips them and lowers its scale.
+    Reading a loss synchronizes with the device, so values are checked in batches.
     """
 
-    def __init__(self, tolerated: int = 0) -> None:
-        self.tolerated = tolerated
-        self.overflows = 0
-        self.pending: list[tuple] = []
+    def __init__(self, scaler: torch.amp.GradScaler) -> None:
+        self.scaler = scaler
+        self.pending: list[tuple[int, float, Tensor, Tensor]] = []
 
-    def add(self, step: int, lr: float, loss, grad_norm) -> None:
-        """Record a step; `loss` and `grad_norm` are tensors with one element."""
+    def add(self, step: int, lr: float, loss: Tensor, grad_norm: Tensor) -> None:
+        """Record a step; `loss` and `grad_norm` have one element."""
         self.pending.append((step, lr, loss, grad_norm))
         if len(self.pending) == 100:
             self.check()
 
     def check(self) -> None:
         """Check all steps recorded since the last time. Raises RunError."""
+        # In float16 gradients may overflow: GradScaler skips the step and halves its scale, at
+        # first 2^16. At 1/8 the gradients themselves are not finite.
+        may_overflow = self.scaler.is_enabled() and self.scaler.get_scale() > 1 / 8
         for step, lr, loss, grad_norm in self.pending:
-            finite = math.isfinite(loss) and math.isfinite(grad_norm)
-            self.overflows = 0 if finite else self.overflows + 1
-            if self.overflows > self.tolerated:
-                require_finite("training loss", float(loss), step, lr)
-                require_finite("gradient norm", float(grad_norm), step, lr)
+            require_finite("training loss", loss.item(), step, lr)
+            if not may_overflow:
+                require_finite("gradient norm", grad_norm.item(), step, lr)
         self.pending = []
 
 

@@ -1,0 +1,147 @@
+"""Configs as frozen dataclasses of groups, whose fields are flags and TOML keys.
+
+One line of a group makes a flag, a TOML key and a line of --help:
+
+    n_layer: Annotated[int, "number of blocks", "[1, 1000]"] = 2
+
+The type is int, float, bool, str, `str | None` or a Literal of strings. A number may have the
+interval of its valid values.
+"""
+
+import argparse
+import difflib
+import json
+import os
+import tomllib
+from argparse import BooleanOptionalAction
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from model.run.errors import UserError
+
+
+class ConfigParser(argparse.ArgumentParser):
+    """Reads the values of a config from flags and presets. Raises UserError."""
+
+    def __init__(self, config_class: type, usage: str, description: str) -> None:
+        super().__init__(
+            usage=usage,
+            description=description,
+            allow_abbrev=False,
+            argument_default=argparse.SUPPRESS,
+            formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=34),
+        )
+        self.keys = []
+        for group_name, group_class in get_type_hints(config_class).items():
+            group = self.add_argument_group(group_name)
+            hints = get_type_hints(group_class, include_extras=True)
+            for f in fields(group_class):
+                kind, help_text, *interval = get_args(hints[f.name])
+                default = "" if f.default in (None, "") else f"(default {f.default})"
+                words = " ".join(filter(None, [help_text, *interval, default]))
+                options: dict[str, Any] = {"help": words.replace("%", "%%")}
+                if kind is bool:
+                    options["action"] = BooleanOptionalAction
+                elif get_origin(kind) is Literal:
+                    options["choices"] = get_args(kind)
+                elif kind in (int, float):
+                    options["type"] = number_type(kind, *interval)
+                    options["metavar"] = kind.__name__.upper()
+                else:
+                    options["type"] = unicode_text
+                    options["metavar"] = "TEXT"
+                group.add_argument(f"--{f.name}", **options)
+                self.keys.append(f.name)
+
+    def error(self, message: str) -> None:
+        hint = "Write --key=value if the value begins with -." if "expected" in message else ""
+        raise UserError(f"{message}. {hint or 'See --help.'}")
+
+    def parse(self, argv: list[str]) -> dict[str, Any]:
+        """The values that are given, by name."""
+        parsed, unknown = self.parse_known_args(argv)
+        for word in unknown:
+            if not word.startswith("--"):
+                raise UserError(f"unexpected argument {word!r}. See --help.")
+            self.require_known(word[2:].partition("=")[0], [])
+        return vars(parsed)
+
+    def require_known(self, name: str, known: list[str]) -> None:
+        """Raise UserError, with the nearest key, if `name` is not a known key."""
+        if name not in known:
+            nearest = difflib.get_close_matches(name, self.keys, n=1, cutoff=0)[0]
+            raise UserError(f"unknown key {name!r}. Did you mean {nearest}?")
+
+    def parse_preset(self, path: str | Path) -> dict[str, Any]:
+        """The values of a TOML file, which are read as if they were flags."""
+        if os.path.exists(path) and not os.path.isfile(path):
+            raise UserError(f"{str(path)!r} is not a preset file. To continue a run use --resume.")
+        try:
+            values = tomllib.loads(Path(path).read_text("utf-8-sig"))
+            return self.parse([self.to_flag(name, value) for name, value in values.items()])
+        except OSError as error:
+            raise UserError(f"preset {path} cannot be read: {error.strerror}.") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+            hint = "Name a text with --data, a run with --resume."
+            raise UserError(f"preset {path} is not valid TOML: {error}. {hint}") from None
+
+    def to_flag(self, name: str, value: object) -> str:
+        """The flag that stands for a line of a preset."""
+        self.require_known(name, self.keys)
+        is_switch = isinstance(self._option_string_actions[f"--{name}"], BooleanOptionalAction)
+        if is_switch and isinstance(value, bool):
+            return f"--{name}" if value else f"--no-{name}"
+        return f"--{name}={value}"
+
+
+def number_type(kind: type, interval: str = "(-inf, inf)") -> Callable[[str], int | float]:
+    """A function that reads a number of an interval such as "[0, 1)"."""
+    low, high = (float(bound) for bound in interval[1:-1].split(","))
+
+    def read(text: str) -> int | float:
+        value = kind(text)
+        above = value >= low if interval[0] == "[" else value > low
+        below = value <= high if interval[-1] == "]" else value < high
+        if not above or not below:
+            raise argparse.ArgumentTypeError(f"{text} is not in {interval}")
+        return value
+
+    read.__name__ = kind.__name__  # in argparse's own messages
+    return read
+
+
+def unicode_text(text: str) -> str:
+    """`text`, if a file can hold it."""
+    if "\0" in text or text.encode(errors="replace").decode() != text:
+        raise argparse.ArgumentTypeError(f"{text!r} is not valid Unicode text")
+    return text
+
+
+def make_config(config_class: type, values: dict[str, Any]) -> Any:
+    """The config with these values, all others default. Raises UserError if they do not fit."""
+    groups = {}
+    for name, group_class in get_type_hints(config_class).items():
+        keys = {f.name for f in fields(group_class)}
+        groups[name] = group_class(**{key: values[key] for key in keys & values.keys()})
+    return config_class(**groups)
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """Every key that has a value. `make_config` turns it back into the config."""
+    values = {key: value for group in vars(config).values() for key, value in vars(group).items()}
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def to_toml(config: Any) -> str:
+    """The config as a preset. Python reads TOML but does not write it."""
+    lines = []
+    for name, group in vars(config).items():
+        lines.append(f"\n# {name}")
+        for key, value in vars(group).items():
+            if value is not None:
+                # JSON is valid TOML, except that TOML requires DEL to be escaped.
+                text = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+                lines.append(f"{key} = {text}")
+    return "\n".join(lines).lstrip() + "\n"

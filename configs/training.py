@@ -1,0 +1,115 @@
+"""The config of a run, and the command line of train.py."""
+
+import os
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+from configs.schema import ConfigParser, make_config
+from data.corpus import DataConfig
+from model.gpt import GPTConfig
+from model.optim import OptimConfig
+from model.run.device import DeviceConfig, default_preset
+from model.run.errors import UserError
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Where the results go, and how often to evaluate and log."""
+
+    out_dir: Annotated[str | None, "run directory; default: runs/<date>-<time>"] = None
+    init_from: Annotated[
+        str | None, "start with the weights of this run or checkpoint; the text may be another"
+    ] = None
+    seed: Annotated[int, "same seed, same machine: same result", "[0, inf)"] = 1337
+    eval_interval: Annotated[int, "steps between evaluations", "[1, inf)"] = 250
+    log_interval: Annotated[int, "steps between points of the training curve", "[1, inf)"] = 10
+    patience: Annotated[
+        int, "stop after this many evaluations without a new best (0: never)", "[0, inf)"
+    ] = 0
+
+
+@dataclass(frozen=True)
+class CompileConfig(DeviceConfig):
+    """What to train on."""
+
+    compile: Annotated[
+        Literal["auto", "on", "off", "True", "False"], "torch.compile; auto: on CUDA only"
+    ] = "auto"
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Everything that train.py can be told."""
+
+    data: DataConfig = field(default_factory=DataConfig)
+    model: GPTConfig = field(default_factory=GPTConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    run: RunConfig = field(default_factory=RunConfig)
+    system: CompileConfig = field(default_factory=CompileConfig)
+
+
+USAGE = """\
+python train.py [PRESET.toml] [--key value ...]
+       python train.py --resume RUN_DIR [--key value ...]"""
+DESCRIPTION = "Train a character-level GPT. A preset states what differs from the defaults below."
+RESUMABLE = ("data", "max_iters", "eval_interval", "log_interval", "patience")
+RESUMABLE += ("device", "dtype", "compile", "gradient_accumulation_steps")
+SIZES = ("n_layer", "n_head", "n_embd")  # with others, weights do not fit or mean something else
+
+
+class Command(NamedTuple):
+    """The command line of train.py."""
+
+    resume: str | None
+    defaults: dict[str, Any]  # of the preset for this machine, if none is named
+    given: dict[str, Any]  # the keys of the preset that is named, and the flags
+
+
+def parse_train_command(argv: list[str]) -> Command:
+    """The command line of train.py. Raises UserError."""
+    parser = ConfigParser(TrainConfig, USAGE, DESCRIPTION)
+    preset_help = "a file of keys; default: configs/gpu.toml on CUDA, else none"
+    parser.add_argument("preset", nargs="?", metavar="PRESET.toml", help=preset_help)
+    resume_help = f"continue a run; may change {', '.join(RESUMABLE)}"
+    parser.add_argument("--resume", metavar="RUN_DIR", help=resume_help)
+    flags = parser.parse(argv)
+    preset, resume = flags.pop("preset", None), flags.pop("resume", None)
+    if resume is not None:
+        if preset is not None:
+            raise UserError(f"--resume takes all keys from the checkpoint. Leave out {preset!r}.")
+        if fixed := sorted(flags.keys() - set(RESUMABLE)):
+            raise UserError(
+                f"{fixed[0]} cannot be changed in a resumed run. Only {', '.join(RESUMABLE)} can."
+            )
+    elif preset is not None:
+        flags = parser.parse_preset(preset) | flags
+    elif (name := default_preset(flags.get("device", "auto"))) is not None:
+        return Command(None, parser.parse_preset(Path(__file__).with_name(name)), flags)
+    return Command(resume, {}, flags)
+
+
+def load_config(command: Command, start: dict[str, Any]) -> TrainConfig:
+    """The config of a run.
+
+    `start` is the config of the checkpoint that it begins with; it may be empty. A resumed run
+    takes all keys from it. Another run takes the network's keys that are not given, and those in
+    SIZES must be the same. Raises UserError.
+    """
+    values, given = dict(command.defaults), command.given
+    if command.resume is not None:
+        values = start
+    elif start:
+        for name in SIZES:
+            if given.get(name, start[name]) != start[name]:
+                raise UserError(
+                    f"{name} is {given[name]}, but {given['init_from']} has {start[name]}. "
+                    f"Leave out {name}."
+                )
+        network_keys = {f.name for f in fields(GPTConfig)}
+        values |= {name: start[name] for name in network_keys & start.keys()}
+    values = values | given
+    for name in ("data", "init_from"):
+        if values.get(name):
+            values[name] = os.path.abspath(values[name])  # to resume from another folder
+    return make_config(TrainConfig, values)

@@ -1,0 +1,83 @@
+"""The attention page: for each character of a text, where each head looked, and how.
+
+Shapes: T characters (queries and keys), H heads of a block, X heads of all blocks, V vocabulary,
+N numbers shown of a vector.
+"""
+
+import base64
+import json
+import zlib
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from model.attention import USES_FUSED_KERNEL
+from model.gpt import GPT
+from model.inspect.record import record_attention
+from model.run.errors import RunError
+
+TEMPLATE = Path(__file__).with_name("page.html")
+MAX_PAGE_CHARS = 1000
+SHOWN_FEATURES = 4  # of each query, key and value
+SHOWN_NEXT = 5  # most probable next characters
+LEVELS = 8191  # weights are rounded to so many parts; 256 characters take about 55 KB per head
+
+
+@torch.no_grad()
+def attention_page(model: GPT, vocab: str, ids: list[int], about: str) -> str:
+    """An HTML page, complete in itself, that shows what `model` computed for a text.
+
+    It shows the first MAX_PAGE_CHARS characters, or as many as the network can read at once.
+    `model` is in eval mode. Raises RunError if no attention could be recorded.
+    """
+    shown = ids[: min(MAX_PAGE_CHARS, model.max_length or MAX_PAGE_CHARS)]
+    if len(shown) < len(ids):
+        about += f"; the first {len(shown):,} of {len(ids):,} characters"
+    ids_T = torch.tensor(shown, device=next(model.parameters()).device)
+    with record_attention(model) as calls:
+        log_probs_TV = model(ids_T[None])[0].float().log_softmax(-1)
+    if not calls:
+        raise RunError("no attention layer of the network calls fast_attend of model/attention.py.")
+    nll = -log_probs_TV[:-1].gather(1, ids_T[1:, None])[:, 0]
+    best = log_probs_TV.exp().topk(min(SHOWN_NEXT, len(vocab)))
+    weights_XTT = torch.cat([call.weights_BHTS[0].float() for call in calls]).cpu()
+    unit = weights_XTT.abs().max().clamp(min=1).item() / LEVELS
+    # Rounding the running sum, not each weight, keeps the sum of a row.
+    sums_XTT = (weights_XTT.cumsum(-1) / unit).round()
+    units_XTT = sums_XTT.diff(prepend=torch.zeros_like(sums_XTT[..., :1]))
+    visible_TT = torch.ones(weights_XTT.shape[1:]).tril().bool()
+    data = {
+        "about": about,
+        "chars": [vocab[id_] for id_ in shown],
+        "blocks": [[call.block, call.weights_BHTS.size(1)] for call in calls],
+        "width": calls[0].q_BHTD.size(-1),
+        "window": (weights_XTT != 0).sum(-1).max().item(),
+        "nll": [None, *(round(value, 4) for value in nll.tolist())],
+        "top": [
+            [[vocab[id_], round(prob, 4)] for id_, prob in zip(*row, strict=True)]
+            for row in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        ],
+        "unit": unit,
+        "weights": pack(units_XTT[:, visible_TT], "<i2"),
+        "vectors": None,
+    }
+    # Only an equation that was not edited is softmax(Q Kᵀ / √d + mask) V for certain.
+    is_textbook = USES_FUSED_KERNEL and all(call.scale is None for call in calls)
+    if is_textbook and len({x.shape for call in calls for x in call[1:4]}) == 1:
+        scores_XTT = torch.cat([call.q_BHTD[0] @ call.k_BHSD[0].mT for call in calls]).float().cpu()
+        scores_XTT = (scores_XTT / data["width"] ** 0.5).masked_fill(weights_XTT == 0, -torch.inf)
+        vectors_X3TN = torch.cat(
+            [torch.stack([x[0, ..., :SHOWN_FEATURES] for x in call[1:4]], 1) for call in calls]
+        )
+        data["vectors"] = pack((vectors_X3TN * 100).round(), "<i2")
+        data["log_sums"] = pack(scores_XTT.logsumexp(-1), "<f4")
+        data["numbers"] = vectors_X3TN.size(-1)
+    # In a script, "<" could begin a tag that ends it.
+    content = json.dumps(data, ensure_ascii=False).replace("<", "\\u003c")
+    return TEMPLATE.read_text("utf-8").replace("/*DATA*/", content)
+
+
+def pack(tensor: Tensor, dtype: str) -> str:
+    """The numbers of a tensor, as compressed text."""
+    return base64.b64encode(zlib.compress(tensor.cpu().numpy().astype(dtype).tobytes(), 9)).decode()

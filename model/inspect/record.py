@@ -1,0 +1,72 @@
+"""Records what each attention head of a network looked at.
+
+Shapes: B batch, T time (queries), S keys, H heads of a block, D head width.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from model import attention
+from model.gpt import GPT
+
+REPLACED = ("attend", "attention_weights", "USES_FUSED_KERNEL")  # of model.attention
+
+
+class AttentionCall(NamedTuple):
+    """One call of `attend`: its arguments, and the weights that it used."""
+
+    block: int  # from 1
+    q_BHTD: Tensor
+    k_BHSD: Tensor
+    v_BHSD: Tensor
+    scale: float | None
+    weights_BHTS: Tensor
+
+
+@contextlib.contextmanager
+def record_attention(model: GPT) -> Iterator[list[AttentionCall]]:
+    """Inside, each attention of `model` is appended to the list.
+
+    The network computes the equation in place of the fused kernel meanwhile. What is recorded are
+    the weights that `attention_weights` returned to `attend`, also if one of them was edited.
+    """
+    calls, blocks, weights = [], [], []
+    originals = {name: vars(attention)[name] for name in REPLACED}
+
+    def attention_weights(*args, **options) -> Tensor:
+        weights.append(originals["attention_weights"](*args, **options))
+        return weights[-1]
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, causal=False, scale=None, *args, **options):
+        weights.clear()
+        out_BHTD = originals["attend"](q, k, v, causal, scale, *args, **options)
+        if weights:
+            calls.append(AttentionCall(len(blocks), q, k, v, scale, weights[0]))
+        return out_BHTD
+
+    hooks = [block.register_forward_pre_hook(lambda *_: blocks.append(1)) for block in model.blocks]
+    attention.attend, attention.attention_weights = attend, attention_weights
+    attention.USES_FUSED_KERNEL = False
+    try:
+        yield calls
+    finally:
+        vars(attention).update(originals)
+        for hook in hooks:
+            hook.remove()
+
+
+@torch.no_grad()
+def attention_by_head(model: GPT, ids: list[int]) -> Iterator[tuple[str, Tensor]]:
+    """Yield ("block 1, head 1", weights_TS) and so on: what each head looks at in a text.
+
+    `model` is in eval mode.
+    """
+    with record_attention(model) as calls:
+        model(torch.tensor([ids], device=next(model.parameters()).device))
+    for call in calls:
+        for head, weights_TS in enumerate(call.weights_BHTS[0].float().cpu(), start=1):
+            yield f"block {call.block}, head {head}", weights_TS

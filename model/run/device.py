@@ -1,0 +1,182 @@
+"""Device, number format, compilation: the only file that names mps, bfloat16 or float16."""
+
+import ctypes
+import os
+import random
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from model.run.errors import UserError, print_line
+from model.run.processes import Processes
+
+
+@dataclass(frozen=True)
+class DeviceConfig:
+    """What to compute on."""
+
+    device: Annotated[str, "auto, cpu, cuda, cuda:N or mps"] = "auto"
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"],
+        "number format of matrix products; auto: the fastest for training, float32 for sampling",
+    ] = "auto"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a command computes on: this process's device, a number format, all processes."""
+
+    device: torch.device
+    dtype: torch.dtype
+    processes: Processes = field(default_factory=Processes)
+
+    def __str__(self) -> str:
+        """For a person: "cpu (2 threads), bfloat16"."""
+        name = str(self.device)
+        if self.device.type == "cuda":
+            name += f" ({torch.cuda.get_device_name(self.device)})"
+        if self.device.type == "cpu":
+            threads = torch.get_num_threads()
+            name += f" ({threads} thread{'s' if threads > 1 else ''})"
+        count = self.processes.world_size
+        return f"{name}, {self.dtype_name}" + (f", {count} processes" if count > 1 else "")
+
+    @property
+    def dtype_name(self) -> str:
+        """torch.float32 is "float32"."""
+        return str(self.dtype).removeprefix("torch.")
+
+    def autocast(self) -> torch.autocast:
+        """Inside, matrix products run in `dtype`; weights and sums stay float32."""
+        return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
+
+    def to_device(self, *batch: Tensor) -> list[Tensor]:
+        """Copy tensors; a GPU copies from pinned memory while it still computes the last batch."""
+        if self.device.type == "cuda":
+            return [x.pin_memory().to(self.device, non_blocking=True) for x in batch]
+        return [x.to(self.device) for x in batch]
+
+    def synchronize(self) -> None:
+        """Wait until a GPU has done all that was asked for."""
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize(self.device)
+
+    def make_scaler(self) -> torch.amp.GradScaler:
+        """Keeps float16 gradients in range; for other dtypes it passes everything through."""
+        return torch.amp.GradScaler(self.device.type, enabled=self.dtype == torch.float16)
+
+    def compile(
+        self, loss_fn: Callable[[Tensor, Tensor], Tensor], mode: str, batch: list[Tensor]
+    ) -> Callable[[Tensor, Tensor], Tensor]:
+        """`loss_fn`, compiled if `mode` asks for it and the compiler can.
+
+        A compiler fails at the first call, so this makes that call, on `batch`, with its backward
+        pass; the caller clears the gradients. If it fails, one warning says why, and `loss_fn`
+        itself is returned.
+        """
+        if mode == "off" or (mode == "auto" and self.device.type != "cuda"):
+            return loss_fn
+        # On a CPU, PyTorch's own random numbers are faster than the compiler's, and equal to
+        # those of a run that is not compiled.
+        options = {"fallback_random": self.device.type == "cpu"}
+        compiled = torch.compile(loss_fn, dynamic=False, options=options)
+        try:
+            with self.autocast():
+                compiled(*batch).backward()
+        except Exception as error:  # the compiler raises exceptions of many types
+            problem = str(error).strip().partition("\n")[0][:200]
+            print_line(f"warning: training goes on without torch.compile: {problem}", sys.stderr)
+            return loss_fn
+        return compiled
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of that name; auto is the accelerator that this machine has, or its CPU.
+
+    Raises UserError if the machine does not have it.
+    """
+    if name == "auto":
+        return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device).cpu()
+    except (RuntimeError, AssertionError, NotImplementedError):  # PyTorch without CUDA asserts
+        raise UserError(f"device {name!r} is not on this machine. Use --device auto.") from None
+    return device
+
+
+def choose_dtype(name: str, device: torch.device) -> torch.dtype:
+    """The dtype of matrix products; auto is the fastest that the device supports natively.
+
+    Raises UserError for float16 on other devices than CUDA.
+    """
+    if name == "float16" and device.type != "cuda":
+        raise UserError(
+            f"dtype float16 needs a CUDA device; this is {device.type}. Use bfloat16 or float32."
+        )
+    if name != "auto":
+        return getattr(torch, name)
+    if device.type == "cuda":
+        native = torch.cuda.is_bf16_supported(including_emulation=False)
+        return torch.bfloat16 if native else torch.float16
+    features = torch.cpu.get_capabilities()
+    fast_on_cpu = features.get("avx512_bf16") or features.get("amx_bf16")
+    return torch.bfloat16 if device.type == "cpu" and fast_on_cpu else torch.float32
+
+
+def default_preset(device_name: str) -> str | None:
+    """The preset in configs/ for a device, if it needs one."""
+    return "gpu.toml" if choose_device(device_name).type == "cuda" else None
+
+
+def training_machine(config: DeviceConfig, processes: Processes) -> Machine:
+    """The machine to train on, configured so that training is fast and repeats exactly.
+
+    Of several processes, each has a GPU of its own. Raises UserError if there are too few.
+    """
+    device = choose_device(config.device)
+    if processes.world_size > 1 and device.type == "cuda":
+        if device.index is not None:
+            raise UserError(f"device is {device}. With several processes, use --device cuda.")
+        if processes.local_rank >= (count := torch.cuda.device_count()):
+            raise UserError(f"each process needs a GPU. Start at most {count} per machine.")
+        device = torch.device("cuda", processes.local_rank)
+        torch.cuda.set_device(device)
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS needs it
+    # Otherwise the embedding's backward pass on a CPU adds up in a different order each time.
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.set_float32_matmul_precision("high")
+    if device.type == "cpu":
+        keep_freed_memory()
+    return Machine(device, choose_dtype(config.dtype, device), processes)
+
+
+def sampling_machine(config: DeviceConfig) -> Machine:
+    """The machine to sample on, in float32 unless another dtype is asked for.
+
+    A small network samples no faster in less precision.
+    """
+    device = choose_device(config.device)
+    return Machine(device, choose_dtype(config.dtype.replace("auto", "float32"), device))
+
+
+def keep_freed_memory() -> None:
+    """Tell the GNU C library to keep freed memory. Returning it to Linux costs 10 % of a step."""
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
+        libc.mallopt(-3, 32 << 20)  # M_MMAP_THRESHOLD, its maximum
+        libc.mallopt(-1, 1 << 30)  # M_TRIM_THRESHOLD
+
+
+def seed_all(*key: int) -> None:
+    """Make the random numbers that torch, NumPy and Python draw next a function of `key`."""
+    sequence = np.random.SeedSequence(key[0], spawn_key=key[1:])
+    seed = int(sequence.generate_state(1, np.uint64)[0])
+    torch.manual_seed(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)

@@ -1,0 +1,102 @@
+"""Files that are written whole or not at all; the run directory and its lock."""
+
+import contextlib
+import itertools
+import os
+import uuid
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import BinaryIO
+
+from model.run.errors import RunError, UserError
+
+
+@contextlib.contextmanager
+def atomic_write(path: Path) -> Iterator[BinaryIO]:
+    """A file to write that replaces `path` once it is complete and on disk.
+
+    Raises RunError, leaving `path` as it was, if the disk is full or not writable.
+    """
+    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        with disk_errors(path), open(temporary, "w+b") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+            temporary.replace(path)
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+
+
+@contextlib.contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Report a full disk, or a deleted folder, as a RunError that names `path`."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(
+            f"{path} cannot be written ({error.strerror}). What was saved before is intact."
+        ) from None
+
+
+@contextlib.contextmanager
+def new_run_dir(out_dir: str | None) -> Iterator[Path]:
+    """Create and lock `out_dir`, or a new folder under runs/ named after the time.
+
+    Raises UserError if it already holds a run or cannot be written. A new folder to which nothing
+    was written is removed again.
+    """
+    name = out_dir or datetime.now().strftime("runs/%Y%m%d-%H%M%S")
+    for i in itertools.count(1):
+        path = Path(name if i == 1 else f"{name}-{i}")
+        is_new = not os.path.exists(path)  # path.exists() may raise
+        try:
+            path.mkdir(parents=True, exist_ok=out_dir is not None)
+            break
+        except OSError as error:
+            if out_dir or not isinstance(error, FileExistsError):
+                raise UserError(f"out_dir {path} cannot be written: {error.strerror}.") from None
+    with lock_run_dir(path):
+        if (path / "last.pt").exists() or (path / "best.pt").exists():
+            raise UserError(
+                f"out_dir {path} already holds a run. "
+                f"Resume it with --resume {path}, or choose another --out_dir."
+            )
+        if not os.access(path, os.W_OK):
+            raise UserError(f"out_dir {path} cannot be written.")
+        try:
+            yield path
+        finally:
+            if is_new:
+                with contextlib.suppress(OSError):  # not empty
+                    path.rmdir()
+
+
+@contextlib.contextmanager
+def lock_run_dir(run_dir: Path) -> Iterator[None]:
+    """Hold the lock of a run directory. Raises UserError if another process holds it.
+
+    The lock ends with the process, however it ends. Windows has no such lock.
+    """
+    try:
+        import fcntl  # noqa: PLC0415
+    except ImportError:
+        yield
+        return
+    try:
+        handle = os.open(run_dir, os.O_RDONLY)
+    except OSError as error:
+        raise UserError(f"{run_dir} cannot be read: {error.strerror}.") from None
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            message = f"{run_dir} is being trained by another process. Wait for it."
+            raise UserError(message) from None
+        except OSError:
+            pass  # a file system without locks
+        yield
+    finally:
+        os.close(handle)

@@ -1,0 +1,164 @@
+"""What a run writes for people: TensorBoard's curves, the progress bar, the summary."""
+
+import json
+import shlex
+import shutil
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from textwrap import indent
+from typing import Any
+
+import numpy as np
+from tensorboard.backend.event_processing.event_accumulator import SCALARS, EventAccumulator
+from torch import Tensor
+from torch.utils.tensorboard import SummaryWriter
+from torch.utils.tensorboard.summary import hparams
+from tqdm import tqdm
+
+from model.run.errors import print_line
+from model.run.files import atomic_write, disk_errors
+
+
+class SilentLogger:
+    """Takes the place of RunLogger in all processes but the main one: every method does nothing."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *args, **options: None
+
+
+class RunLogger:
+    """Writes the curves, pictures and summary of a run; shows the progress bar.
+
+    Close it at the end. What is logged goes to TensorBoard under its tag, `split` ("train" or
+    "val") names the curve. TensorBoard groups tags by what stands before their first slash.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        config: dict[str, Any],
+        config_toml: str,
+        step: int,
+        max_iters: int,
+    ) -> None:
+        """The run begins, or goes on, at `step`."""
+        self.run_dir = run_dir
+        for name in ("last.pt", "best.pt", "config.toml", "summary.json"):
+            for leftover in run_dir.glob(f"{name}.*.tmp"):  # of a killed process
+                leftover.unlink(missing_ok=True)
+        with atomic_write(run_dir / "config.toml") as file:
+            file.write(config_toml.encode())
+        threading.excepthook = _ignore_disk_errors
+        with disk_errors(run_dir):
+            # purge_step drops what a killed run logged after its last checkpoint.
+            self.writers = {
+                split: SummaryWriter(str(run_dir / split), purge_step=step)
+                for split in ("train", "val")
+            }
+            # In the HParams tab: the config, and the best loss so far.
+            for summary in hparams(config, {"loss_best": 0.0}):
+                self.writers["val"].file_writer.add_summary(summary)
+        self.log_text("config", config_toml, step, "train")
+        # disable=None: no bar unless on a terminal
+        self.bar = tqdm(
+            total=max_iters, initial=step, unit="step", dynamic_ncols=True, disable=None
+        )
+
+    def log_scalar(self, tag: str, value: float, step: int, split: str = "train") -> None:
+        """Add a point to a curve."""
+        with disk_errors(self.run_dir):
+            self.writers[split].add_scalar(tag, value, step)
+
+    def log_image(self, tag: str, image_HWC: np.ndarray, step: int, split: str = "val") -> None:
+        """Add an image, height x width x RGB."""
+        with disk_errors(self.run_dir):
+            self.writers[split].add_image(tag, image_HWC, step, dataformats="HWC")
+
+    def log_text(self, tag: str, text: str, step: int, split: str = "val") -> None:
+        """Add a text, shown as it is."""
+        with disk_errors(self.run_dir):
+            code = indent(text, "    ", lambda line: True)  # in Markdown
+            self.writers[split].add_text(tag, code, step)
+
+    def log_embedding(self, tag: str, weight_VC: Tensor, labels: list[str]) -> None:
+        """Show an embedding in the Projector, in place of an earlier one."""
+        shutil.rmtree(self.run_dir / "val" / "00000", ignore_errors=True)
+        with disk_errors(self.run_dir):
+            self.writers["val"].add_embedding(weight_VC, labels, tag=tag)
+
+    def advance(self) -> None:
+        """Move the progress bar on by a step."""
+        self.bar.update()
+
+    def describe_progress(self, text: str) -> None:
+        """Show `text` beside the progress bar."""
+        self.bar.set_postfix_str(text, refresh=False)
+
+    def print(self, line: str) -> None:
+        """Print a line above the progress bar."""
+        with tqdm.external_write_mode(sys.stderr):
+            print_line(line, sys.stderr)
+
+    def losses(self) -> list[list[tuple[int, float]]]:
+        """The points of the training loss, and of the validation loss, as `read_losses`."""
+        self.flush()
+        return [read_losses(self.run_dir / split) for split in self.writers]
+
+    def flush(self) -> None:
+        """Write all that was logged to files."""
+        with disk_errors(self.run_dir):
+            for writer in self.writers.values():
+                writer.flush()
+
+    def write_summary(self, summary: dict[str, Any], finished: bool) -> None:
+        """Write summary.json; print the result and the commands to go on with."""
+        self.bar.close()
+        with atomic_write(self.run_dir / "summary.json") as file:
+            file.write(json.dumps(summary, indent=2).encode() + b"\n")
+        run_dir = shlex.quote(str(self.run_dir))
+        step, best_step = summary["iters"], summary["best_iter"]
+        lines, which, more = [], " --which last", ""
+        if best_step is not None:
+            which = ""
+            loss, bits = summary["best_val_loss"], summary["bits_per_char"]
+            lines.append(
+                f"best    {loss:.4f} nats per character ({bits:.3f} bits), step {best_step:,}"
+            )
+        if step >= self.bar.total:
+            more = f" --max_iters {2 * step}"
+        elif finished:
+            more = " --patience 0"
+            lines.append(
+                f"stopped at step {step:,}: the validation loss no longer falls (patience)"
+            )
+        else:
+            lines.append(f"stopped at step {step:,} by a signal; the checkpoint is saved")
+        lines += [
+            f"sample  python sample.py {run_dir}{which}",
+            f"resume  python train.py --resume {run_dir}{more}",
+            f"watch   tensorboard --logdir {shlex.quote(str(self.run_dir.parent))}",
+            "        http://localhost:6006/?smoothing=0 shows the points themselves",
+        ]
+        print_line("\n".join(lines), sys.stdout)
+
+    def close(self) -> None:
+        """Close the progress bar and write all that was logged."""
+        self.bar.close()
+        with disk_errors(self.run_dir):
+            for writer in self.writers.values():
+                writer.close()
+
+
+def read_losses(event_dir: Path) -> list[tuple[int, float]]:
+    """All points (step, loss) of the event files in a folder."""
+    events = EventAccumulator(str(event_dir), size_guidance={SCALARS: 0}).Reload()
+    scalars = events.Scalars("loss") if "loss" in events.Tags()[SCALARS] else []
+    return [(scalar.step, scalar.value) for scalar in scalars]
+
+
+def _ignore_disk_errors(failure: threading.ExceptHookArgs) -> None:
+    """TensorBoard's threads pass their disk errors on to the next flush, which reports them."""
+    if not isinstance(failure.exc_value, OSError):
+        threading.__excepthook__(failure)

@@ -1,0 +1,81 @@
+"""A digest of source code, which ties a fast path to the code that it was proven against."""
+
+import ast
+import hashlib
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+# What changes no computation: annotations, and details that only some versions of Python keep.
+IGNORED_FIELDS = {"annotation", "returns", "type_comment", "kind"}
+notes: list[str] = []  # for the user: what is slower because the code was edited
+
+
+def is_proven(module: str, *names: str, digest: str, note: str) -> bool:
+    """Whether definitions in a module have this `source_digest`; if not, adds to `notes`."""
+    if source_digest(module, *names) == digest:
+        return True
+    notes.append(f"note: {names[0]} in {module}, or what it uses, was edited: {note}.")
+    return False
+
+
+def source_digest(module: str, *names: str) -> str:
+    """SHA-256 of the definitions of `names` in a module, and of all that these use in model/.
+
+    Comments, docstrings, annotations, formatting and the version of Python do not count, nor does
+    model/run/, which changes no number. Statements that define no name, such as
+    `MLP.forward = other`, always count. Names are followed only through `from module import name`.
+    """
+    pending = {(module, name) for name in names}
+    done, parts = set(), set()
+    while pending:
+        module, name = pending.pop()
+        done.add((module, name))
+        path = ROOT.joinpath(*module.split(".")).with_suffix(".py")
+        if module.startswith("model.run") or not path.exists():
+            continue
+        for statement in body_of(ast.parse(path.read_text("utf-8"))):
+            bound = bound_names(statement)
+            if name in bound or not bound:
+                used_names = set()
+                parts.add(f"{module} {bound.get(name)} {dump(statement, used_names)}")
+                pending |= {(module, used) for used in used_names} - done
+                if isinstance(statement, ast.ImportFrom) and name in bound:
+                    pending |= {(str(statement.module), bound[name])} - done
+    return hashlib.sha256("\n".join(sorted(parts)).encode()).hexdigest()
+
+
+def body_of(node: ast.Module | ast.ClassDef | ast.FunctionDef) -> list[ast.stmt]:
+    """The statements without the docstring."""
+    return node.body if ast.get_docstring(node) is None else node.body[1:]
+
+
+def bound_names(statement: ast.stmt) -> dict[str, str | None]:
+    """The names that a statement defines; those of an import with the name in the other module."""
+    match statement:
+        case ast.ImportFrom(names=[ast.alias(name="*")]):
+            return {}
+        case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
+            return {alias.asname or alias.name.split(".")[0]: alias.name for alias in aliases}
+        case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+            return {name: None}
+        case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
+            return {name: None}
+    return {}
+
+
+def dump(node: object, names: set[str]) -> str:
+    """A syntax tree as text; the names that it uses are added to `names`."""
+    if isinstance(node, list):
+        return f"[{', '.join(dump(item, names) for item in node)}]"
+    if isinstance(node, ast.Constant):
+        return repr(node.value)
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    if isinstance(node, ast.Name):
+        names.add(node.id)
+    fields = {name: value for name, value in ast.iter_fields(node) if name not in IGNORED_FIELDS}
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        fields["body"] = body_of(node)
+    given = {name: value for name, value in fields.items() if value not in (None, [])}
+    texts = [f"{name}={dump(value, names)}" for name, value in given.items()]
+    return f"{type(node).__name__}({', '.join(texts)})"
