@@ -49,7 +49,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, causal=False, scale=None, window=Non
     q_BHTD, k_BHSD, v_BHSD to out_BHTD; each output is a weighted average of the values. The other
     arguments are those of `attention_weights`. This is the specification of `fused_attend`.
     """
-    return attention_weights(q, k, causal, scale, window) @ v
+    weights_BHTS = attention_weights(q, k, causal, scale, window)
+    return weights_BHTS.to(v.dtype) @ v
 
 
 def fused_attend(q: Tensor, k: Tensor, v: Tensor, causal=False, scale=None, window=None) -> Tensor:
@@ -69,7 +70,7 @@ def fused_attend(q: Tensor, k: Tensor, v: Tensor, causal=False, scale=None, wind
 USES_FUSED_KERNEL = is_proven(
     "model.attention",
     "attend",
-    digest="1e785ea432927c9b89ed85b573a7793afb9e937988641d2dd1bd2db009fe32ac",
+    digest="9567059c06f15d50448e1fc69d30b20dd953ee520a37630ba15f82839580dcb3",
     note="PyTorch's fused kernel is not used; a large block_size takes more time and memory",
 )
 

@@ -2,8 +2,10 @@
 
 import contextlib
 import json
+import multiprocessing
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -38,10 +40,8 @@ LINES = "".join(
     for what in ("moon", "king", "rose", "sea", "crown")
     for how in ("pale", "old", "far", "deep", "mine")
 )
-TINY = [
-    *("--n_layer", "2", "--n_head", "2", "--n_embd", "16", "--block_size", "16"),
-    *("--batch_size", "4", "--device", "cpu", "--compile", "off"),
-]
+TINY = ["--n_layer=2", "--n_head=2", "--n_embd=16", "--block_size=16", "--batch_size=4"]
+TINY += ["--device=cpu", "--compile=off"]
 
 
 @contextlib.contextmanager
@@ -50,15 +50,27 @@ def working_in(folder: Path) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setattr(prepared, "PREPARED", folder / "prepared")
-        patch.setattr(prepared, "SETTLED_SECONDS", -1)  # texts of tests are new
         yield folder
 
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path_factory) -> Iterator[Path]:
-    """The test's own working directory."""
+    """The test's own working directory, and the usual signal handlers.
+
+    Under nohup, or in the background of a shell script, some signals are ignored.
+    """
+    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    usual |= {signal.SIGHUP: signal.SIG_DFL}
+    before = {number: signal.signal(number, handler) for number, handler in usual.items()}
     with working_in(tmp_path_factory.mktemp("here")) as folder:
         yield folder
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Start with the test that takes longest, so that no worker waits for it at the end."""
+    items.sort(key=lambda item: "compiled_run_resumes" not in item.name)
 
 
 @pytest.fixture
@@ -70,17 +82,18 @@ def text_file(elsewhere) -> Path:
 
 @pytest.fixture
 def tiny(text_file):
-    """Train a tiny network: tiny("--max_iters", "20") returns the exit status."""
-    return lambda *flags: train.main(["--data", str(text_file), *TINY, *flags])
+    """Train a tiny network: tiny("--max_iters=20 --seed=1") returns the exit status."""
+    data = ["--data", str(text_file)]
+    return lambda flags, *more: train.main([*data, *TINY, *flags.split(), *more])
 
 
 @pytest.fixture(scope="session")
 def trained_run(tmp_path_factory) -> Path:
     """A run directory, trained once for all tests; its text is gone. Copy it to change it."""
-    flags = ["--max_iters", "20", "--learning_rate", "0.02", "--warmup_iters", "1"]
+    flags = "--data=text.txt --max_iters=20 --learning_rate=0.02 --warmup_iters=1 --out_dir=run"
     with working_in(tmp_path_factory.mktemp("trained")) as folder:
         Path("text.txt").write_text(LINES, "utf-8")
-        assert train.main(["--data", "text.txt", *TINY, *flags, "--out_dir", "run"]) == 0
+        assert train.main([*TINY, *flags.split()]) == 0
         Path("text.txt").unlink()
         shutil.rmtree(prepared.PREPARED)
     return folder / "run"
@@ -96,19 +109,45 @@ def summary(run_dir: Path) -> dict:
     return json.loads((run_dir / "summary.json").read_text("utf-8"))
 
 
-def start_processes(arguments: list[str], count: int) -> list[subprocess.Popen]:
-    """`python ARGUMENTS` as one run of `count` processes, as torchrun starts them."""
+@pytest.fixture(scope="session")
+def forkserver() -> multiprocessing.context.ForkServerContext:
+    """Starts processes quickly: each is a fork of one that has imported PyTorch."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch._dynamo", "torch.utils.tensorboard", "pytest"])
+    return context
+
+
+def torchrun_variables(count: int) -> list[dict[str, str]]:
+    """The environment variables that torchrun sets in each of `count` processes."""
     with socket.socket() as free_socket:
         free_socket.bind(("localhost", 0))
         port = str(free_socket.getsockname()[1])
-    env = os.environ | {"PYTHONPATH": str(ROOT), "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+    common = {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "WORLD_SIZE": str(count)}
+    common |= {"TORCHELASTIC_RUN_ID": "tests"}
+    return [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)]
+
+
+def start_processes(arguments: list[str], count: int) -> list[subprocess.Popen]:
+    """`python ARGUMENTS` as one run of `count` processes, as torchrun starts them."""
     return [
         subprocess.Popen(
             [sys.executable, *arguments],
-            env=env | {"WORLD_SIZE": str(count), "RANK": str(rank)},
+            env=os.environ | {"PYTHONPATH": str(ROOT)} | variables,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
-        for rank in range(count)
+        for variables in torchrun_variables(count)
     ]
+
+
+@contextlib.contextmanager
+def file_size_limit(size: int) -> Iterator[None]:
+    """Inside, no file can become larger, which stands in for a full disk."""
+    resource = pytest.importorskip("resource")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)

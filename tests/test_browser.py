@@ -1,25 +1,20 @@
-"""What a person sees in a browser: the attention page, TensorBoard. Skipped without Chromium."""
+"""What a person sees of the attention page in a browser. Skipped without Chromium."""
 
 import base64
 import json
 import re
 import shutil
-import socket
 import subprocess
-import sys
-import time
-import urllib.request
 
 import numpy as np
 import pytest
 import torch
 
-from model.attention_page import attention_page, record_attention
+from model import attention
+from model.inspect import page, record
 from tests.model.test_gpt import random_gpt
-from tests.test_edits import NETWORK_EDITS, make_edit
 
-NAMES = ("chromium", "chromium-browser", "google-chrome")
-CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")
 
 HOSTILE = (
@@ -39,16 +34,21 @@ async function act() {
     total: document.getElementById("total").textContent,
     weights: [...document.querySelectorAll("#weights tbody tr")].map(
       (tr) => tr.cells[column].innerText),
+    next: [...document.querySelectorAll("#next tbody tr")].map((tr) => ({
+      came: tr.className === "came",
+      prob: Number(tr.cells[1].innerText),
+      width: tr.querySelector(".bar").getBoundingClientRect().width,
+    })),
   });
   const press = (key) => text.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
   const point = (t, type) => text.children[t].dispatchEvent(
     new PointerEvent(type, { bubbles: true, pointerType: "mouse" }));
   seen.start = look();
-  point(3, "pointerover"); seen.hover = look();
+  point(HOVERED, "pointerover"); seen.hover = look();
   press("ArrowRight"); seen.right = look();
   press("Home"); seen.home = look();
   press("End"); press("ArrowUp"); seen.up = look();
-  document.querySelector("[name=layer][value='0']").click(); seen.layer = look();
+  document.querySelector("[name=block][value='0']").click(); seen.block = look();
   document.querySelector("#maps button:nth-child(2)").click(); seen.head = look();
   seen.text = [...text.children].map((span) => span.textContent);
   seen.title = document.title;
@@ -63,81 +63,61 @@ act();
 
 def open_in_browser(url: str, milliseconds: int) -> tuple[str, list[str]]:
     """The document after so much of the browser's time, and the lines of its console."""
-    # Without WebGL, TensorBoard draws its lines as SVG.
-    flags = ["--headless", "--no-sandbox", "--disable-3d-apis", "--window-size=1280,2000"]
-    flags += ["--enable-logging=stderr", f"--virtual-time-budget={milliseconds}", "--dump-dom"]
+    flags = ["--headless", "--no-sandbox", "--window-size=1280,2000", "--enable-logging=stderr"]
+    flags += [f"--virtual-time-budget={milliseconds}", "--dump-dom"]
     command = [CHROMIUM, *flags, url]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
 
 
-@pytest.mark.parametrize("edit", ["none", "gate in attention", "softcap"])
+@pytest.mark.parametrize("edited", [False, True], ids=["the equation", "an edited equation"])
 def test_attention_page_follows_mouse_and_keys_and_shows_hostile_text_as_text(
-    edit, tmp_path, monkeypatch
+    edited, tmp_path, monkeypatch
 ):
-    for module, name, replacement in NETWORK_EDITS[edit]:
-        make_edit(monkeypatch, module, name, replacement)
+    if edited:
+        equation = attention.attention_weights
+        monkeypatch.setattr(attention, "attention_weights", lambda *args: equation(*args) ** 2)
+        monkeypatch.setattr(page, "USES_FUSED_KERNEL", False)
     vocab = "".join(sorted(set(HOSTILE)))
     model = random_gpt(V=len(vocab), block_size=16).float().eval()
     ids = [vocab.index(char) for char in HOSTILE]
-    page = attention_page(model, vocab, ids, HOSTILE)
-    with record_attention(model) as calls, torch.inference_mode():
-        model(torch.tensor([ids]))
+    html = page.attention_page(model, vocab, ids, HOSTILE)
+    with record.record_attention(model) as calls, torch.no_grad():
+        log_probs_TV = model(torch.tensor([ids]))[0].log_softmax(-1)
+    T, ranks_T = len(ids), (-log_probs_TV).argsort().argsort()[range(len(ids) - 1), ids[1:]]
+    hovered = int((ranks_T < 5).nonzero()[0])  # where the next character is among the five
+    actions = ACTIONS.replace("HOVERED", str(hovered))
     path = tmp_path / "page.html"
-    path.write_text(page.replace("</body>", ACTIONS), "utf-8")
+    path.write_text(html.replace("</body>", actions), "utf-8")
     document, console = open_in_browser(path.as_uri(), 5000)
     assert not console
     encoded = re.search(r'<pre id="result">(.*?)</pre>', document)[1]
     seen = json.loads(base64.b64decode(encoded))
-    assert seen["title"] == "Attention"
-    assert len(seen["text"]) == len(HOSTILE)
-    assert "".join(seen["text"]).startswith(
-        "<script>document.title='attacked'</script></style>&amp;"
-    )
-    T = len(ids)
-    chosen = {name: look["chosen"] for name, look in seen.items() if name not in ("text", "title")}
-    assert chosen == {"start": min(T, 101), "hover": 4, "right": 5, "home": 1} | dict.fromkeys(
-        ("up", "layer", "head"), T - 10
-    )
-    assert seen["start"]["picture"] != seen["hover"]["picture"] != seen["right"]["picture"]
-    assert seen["up"]["picture"] != seen["layer"]["picture"] != seen["head"]["picture"]
-    for name, layer, head in (("start", -1, 0), ("layer", 0, 0), ("head", 0, 1)):
-        weights_S = calls[layer].weights_BHTS[0, head, chosen[name] - 1].numpy()
+    assert seen.pop("title") == "Attention"
+    text = seen.pop("text")
+    assert len(text) == len(HOSTILE)
+    assert "".join(text).startswith("<script>document.title='attacked'</script></style>&amp;")
+
+    chosen = {name: look["chosen"] for name, look in seen.items()}  # from 1
+    expected = {"start": min(T, 101), "hover": hovered + 1, "right": hovered + 2, "home": 1}
+    assert chosen == expected | dict.fromkeys(("up", "block", "head"), T - 10)
+    pictures = {name: look["picture"] for name, look in seen.items()}
+    assert pictures["start"] != pictures["hover"] != pictures["right"]
+    assert pictures["up"] != pictures["block"] != pictures["head"]
+    for name, block, head in (("hover", -1, 0), ("block", 0, 0), ("head", 0, 1)):
+        weights_S = calls[block].weights_BHTS[0, head, chosen[name] - 1].numpy()
         largest = -np.sort(-weights_S)[:5]
-        np.testing.assert_allclose([float(w) for w in seen[name]["weights"]], largest, atol=1e-3)
-        assert seen[name]["total"] == "All weights sum to 1.000."
+        shown = [float(weight) for weight in seen[name]["weights"]]
+        np.testing.assert_allclose(shown, largest[: len(shown)], atol=1e-3)
+        assert seen[name]["total"] == f"All weights sum to {weights_S.sum():.3f}."
         assert f"Character {chosen[name]} of {T}" in seen[name]["spoken"]
 
-
-def test_tensorboard_shows_the_loss_first_and_has_all_tabs(trained_run):
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(trained_run)]
-    url = f"http://localhost:{port}/"
-    with subprocess.Popen([*command, "--port", str(port)], stderr=subprocess.DEVNULL) as server:
-        try:
-            for _ in range(600):
-                try:
-                    runs = json.load(urllib.request.urlopen(f"{url}data/runs"))
-                    if len(runs) == 2:
-                        break
-                except OSError:
-                    pass
-                time.sleep(0.1)
-            for _ in range(6):  # in a busy machine's virtual time, the lines may not be drawn yet
-                document, _ = open_in_browser(url, 15000)
-                loss_card = document.partition(">loss<")[2].partition(">loss_best<")[0]
-                lines = re.findall(r'<path d="M[-\d.]+,[^"]*" style="fill: none', loss_card)
-                if len(lines) == 2:
-                    break
-            plugins = json.load(urllib.request.urlopen(f"{url}data/plugins_listing"))
-            tags = json.load(urllib.request.urlopen(f"{url}data/plugin/scalars/tags"))
-        finally:
-            server.kill()
-    titles = re.findall(r'class="[^"]*group-title[^"]*"[^>]*>([^<]*)<', document)
-    assert [title.strip() for title in titles if title.strip()][:2] == ["Pinned", "loss"]
-    assert len(lines) == 2
-    assert {run for run, names in tags.items() if "loss" in names} == {"train", "val"}
-    for name in ("timeseries", "images", "text", "hparams", "projector"):
-        assert plugins[name]["enabled"], name
+    assert max(ranks_T[[chosen[name] - 1 for name in ("up", "home")]]) >= 5
+    for name in ("hover", "up", "home"):  # the character that came next always has a bar
+        best, *others = seen[name]["next"]
+        (came,) = (row for row in (best, *others) if row["came"])
+        log_prob = log_probs_TV[chosen[name] - 1, ids[chosen[name]]]
+        assert came["prob"] == pytest.approx(log_prob.exp().item(), abs=1e-3)
+        assert len(others) == (4 if ranks_T[chosen[name] - 1] < 5 else 5)
+        width = max(1, best["width"] * came["prob"] / best["prob"])
+        assert came["width"] == pytest.approx(width, abs=best["width"] / 50)

@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import math
 import os
 import re
 import shutil
@@ -10,6 +9,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
+from multiprocessing import Process
 from pathlib import Path
 
 import numpy as np
@@ -17,15 +19,18 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tensorboard.summary.writer.record_writer import RecordWriter
 
 import sample
 import train
-from configs import TrainConfig, config_keys
+from configs.schema import ConfigParser
+from configs.training import TrainConfig
+from data import prepared
 from model import checkpoint
-from model.logger import lock_run_dir
-from tests.conftest import ROOT, TINY, curve, start_processes
+from model.run.device import Machine
+from tests.conftest import ROOT, TINY, curve, file_size_limit, torchrun_variables
 from tests.test_train import STEPS, assert_same_run, assert_similar, at_steps, overflow_at
+
+DISK_ERROR = r"\nerror: run.* cannot be written .* What was saved before is intact\.\n$"
 
 
 def assert_intact(run: Path) -> None:
@@ -36,14 +41,14 @@ def assert_intact(run: Path) -> None:
         assert steps == sorted(set(steps))
     best = checkpoint.load(run / "best.pt")
     assert best.best_val_loss == best.val_loss == pytest.approx(min(loss for _, loss in val))
-    assert best.step == best.best_iter == min(val, key=lambda point: point[1])[0]
+    assert best.step == best.best_step == min(val, key=lambda point: point[1])[0]
     assert not list(run.glob("*.tmp"))
 
 
 def test_a_killed_and_resumed_run_equals_an_uninterrupted_run(tiny, monkeypatch):
     """Killed inside a step and at every write: a copy is what SIGKILL would leave."""
-    flags = ["--max_iters=8", "--eval_interval=4", "--log_interval=1", "--dropout=0.2"]
-    flags += ["--gradient_accumulation_steps=2", "--out_dir"]
+    flags = "--max_iters=8 --eval_interval=4 --log_interval=1 --dropout=0.2"
+    flags += " --gradient_accumulation_steps=2 --out_dir="
     fsync, copies = os.fsync, []
 
     def copy_run(_=None):
@@ -57,125 +62,114 @@ def test_a_killed_and_resumed_run_equals_an_uninterrupted_run(tiny, monkeypatch)
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", copy_run_and_sync)
         at_steps(patch, [6], copy_run)
-        assert tiny(*flags, "whole") == 0
+        assert tiny(f"{flags}whole") == 0
     unfinished = {path.name.split(".")[0] for run in copies for path in run.glob("*.tmp")}
     assert unfinished == {"config", "last", "best", "summary"}
     for run in copies:
         (run / "best.pt.1.tmp").touch()  # of another process
-        if (run / "last.pt").exists():
-            assert train.main(["--resume", str(run)]) == 0
-        else:
-            assert tiny(*flags, str(run)) == 0
+        is_saved = (run / "last.pt").exists()  # else it is started again, in the same directory
+        assert (train.main(["--resume", str(run)]) if is_saved else tiny(f"{flags}{run}")) == 0
         assert_same_run(Path("whole"), run)
         assert_intact(run)
         assert [step for step, _ in curve(run, "train")] == list(range(8))
 
 
 def test_a_signal_saves_and_tells_how_to_resume(tiny, monkeypatch, capsys):
-    assert tiny(*STEPS, "--out_dir", "whole") == 0
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        run = number.name
+    """In a step, or while the network is compiled."""
+    assert tiny(f"{STEPS} --out_dir=whole") == 0
+    for number, step in ((signal.SIGINT, 12), (signal.SIGTERM, 12), (signal.SIGHUP, 0)):
+
+        def receive(*_, number=number):
+            os.kill(os.getpid(), number)
+
         with monkeypatch.context() as patch:
-            at_steps(patch, [11], lambda _, number=number: os.kill(os.getpid(), number))
-            assert tiny(*STEPS, "--out_dir", run) == 128 + number
-        assert f"train.py --resume {run}\n" in capsys.readouterr().out
-        assert checkpoint.load(f"{run}/last.pt").step == 12
-        assert train.main(["--resume", run]) == 0
-        assert_same_run(Path("whole"), Path(run))
+            if step == 0:
+                patch.setattr(Machine, "compile", receive)
+            else:
+                at_steps(patch, [step - 1], receive)
+            assert tiny(f"{STEPS} --out_dir={number.name}") == 128 + number
+        assert f"train.py --resume {number.name}\n" in capsys.readouterr().out
+        assert checkpoint.load(f"{number.name}/last.pt").step == step
+        assert train.main(["--resume", number.name]) == 0
+        assert_same_run(Path("whole"), Path(number.name))
 
 
-def test_a_signal_during_compilation_leaves_a_resumable_run(tiny, monkeypatch):
-    def compile_slowly(loss_fn, *_):
-        os.kill(os.getpid(), signal.SIGTERM)
-        return loss_fn
-
-    with monkeypatch.context() as patch:
-        patch.setattr(train, "maybe_compile", compile_slowly)
-        assert tiny(*STEPS, "--out_dir", "run") == 128 + signal.SIGTERM
-    assert checkpoint.load("run/last.pt").step == 0
-    assert train.main(["--resume", "run"]) == 0
-
-
-def test_all_points_are_in_the_event_files_before_a_checkpoint_is_written(tiny, monkeypatch):
-    """A resumed run does not log them again."""
-    write, save, points = RecordWriter.write, checkpoint.save, []
-
-    def write_slowly(*args):
-        time.sleep(0.02)
-        write(*args)
-
-    def count_points_and_save(state, *paths):
-        points.append((len(curve(Path("run"), "train")), len(curve(Path("run"), "val"))))
-        save(state, *paths)
-
-    monkeypatch.setattr(RecordWriter, "write", write_slowly)
-    monkeypatch.setattr(checkpoint, "save", count_points_and_save)
-    flags = ("--max_iters", "6", "--eval_interval", "3", "--log_interval", "1", "--out_dir", "run")
-    assert tiny(*flags) == 0
-    assert points == [(3, 1), (6, 2)]
-
-
-@pytest.mark.parametrize("saved", [False, True], ids=["before", "after the first checkpoint"])
-def test_a_run_directory_in_use_is_refused(tiny, monkeypatch, capsys, saved):
+def test_a_run_directory_in_use_is_refused(tiny, monkeypatch, capsys):
     def train_again(_):
-        assert Path("run/last.pt").exists() == saved
-        statuses.append(train.main(["--resume", "run"]) if saved else tiny("--out_dir", "run"))
+        is_saved = Path("run/last.pt").exists()
+        assert (train.main(["--resume", "run"]) if is_saved else tiny("--out_dir=run")) == 2
+        assert "run is being trained by another process" in capsys.readouterr().err
 
-    statuses = []
-    at_steps(monkeypatch, [5 if saved else 1], train_again)
-    assert tiny("--max_iters", "8", "--eval_interval", "4", "--out_dir", "run") == 0
-    assert statuses == [2]
-    assert "error: run is being trained by another process" in capsys.readouterr().err
-    assert train.main(["--resume", "run"]) == 0
+    at_steps(monkeypatch, [1, 5], train_again)
+    assert tiny("--max_iters=8 --eval_interval=4 --out_dir=run") == 0
 
 
-COPY_AT_EACH_SAVE = """
-import shutil, sys, train
-save = train.checkpoint.save
-
-def save_and_copy(state, *paths):
-    save(state, *paths)
-    shutil.copytree("whole", f"whole{state.step}", dirs_exist_ok=True)
-
-train.checkpoint.save = save_and_copy
-sys.exit(train.main())
-"""
-
-
-TRAIN_CODE = "import sys, train; sys.exit(train.main())"
+def run_process(variables: dict[str, str], flags: str, edit: Callable | None) -> None:
+    """What a new process does: change the code by edit(rank), then train."""
+    os.environ.update(variables)
+    rank = int(os.environ["RANK"])
+    for number, name in ((1, "out"), (2, "err")):
+        os.dup2(os.open(f"{name}{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    prepared.PREPARED = Path("prepared")
+    if edit is not None:
+        edit(rank)
+    flags += " --data=text.txt --dtype=float32 --log_interval=1"
+    sys.exit(train.main([*TINY, *flags.split()]))
 
 
-def train_in_two(*flags: str, code: str = TRAIN_CODE) -> list[subprocess.Popen]:
-    """Start a run of two processes."""
-    flags = [*TINY, "--data", "text.txt", "--dtype=float32", "--log_interval=1", *flags]
-    return start_processes(["-c", code, *flags], 2)
+@pytest.fixture
+def train_in_two(forkserver, text_file):
+    """train_in_two(flags, edit): start a run of two processes, as torchrun does."""
+
+    def start(flags: str, edit: Callable | None = None) -> list[Process]:
+        arguments = [(variables, flags, edit) for variables in torchrun_variables(2)]
+        processes = [forkserver.Process(target=run_process, args=args) for args in arguments]
+        for process in processes:
+            process.start()
+        return processes
+
+    return start
 
 
-def wait_for(path: str, *processes: subprocess.Popen) -> None:
-    """Wait until the file exists. The processes must run on so long."""
-    while not Path(path).exists():
-        assert all(process.poll() is None for process in processes)
+def end(*processes: Process) -> list[int]:
+    """Wait for the end of the processes; returns their exit statuses."""
+    for process in processes:
+        process.join(60)
+    return [process.exitcode for process in processes]
+
+
+def wait_for_checkpoint(run: str, *processes: Process) -> None:
+    while not Path(run, "last.pt").exists():
+        assert all(process.is_alive() for process in processes)
         time.sleep(0.01)
 
 
-def assert_told_that_the_other_ended(process: subprocess.Popen) -> None:
-    _, error = process.communicate(timeout=30)
-    assert process.returncode == 1
+def copy_at_each_save(rank: int) -> None:
+    save = checkpoint.save
+
+    def save_and_copy(state, *paths):
+        save(state, *paths)
+        shutil.copytree("whole", f"whole{state.step}", dirs_exist_ok=True)
+
+    checkpoint.save = save_and_copy
+
+
+def test_a_killed_run_of_two_processes_resumes_with_one_like_a_run_that_was_not_killed(
+    train_in_two,
+):
+    """Bit for bit from the same checkpoint on. The numbers of processes differ by rounding."""
+    flags = "--max_iters=20 --warmup_iters=1 --eval_interval=5 --out_dir="
+    assert end(*train_in_two(f"{flags}whole", copy_at_each_save)) == [0, 0]
+    assert "2 processes" in Path("out0").read_text()
+    assert Path("out1").read_text() == ""  # only one prints
+    assert "arning" not in Path("err0").read_text() + Path("err1").read_text()
+    main, other = train_in_two(f"{flags}killed")
+    wait_for_checkpoint("killed", main, other)
+    main.kill()
+    assert end(other) == [1]
+    error = Path("err1").read_text()
     assert error.splitlines()[-1].startswith("error: another process of this run has ended")
     assert "Traceback" not in error
-
-
-def test_a_killed_run_of_two_processes_resumes_with_one_like_a_run_that_was_not_killed(text_file):
-    """Bit for bit from the same checkpoint on. The numbers of processes differ by rounding."""
-    flags = ["--max_iters=40", "--warmup_iters=1", "--eval_interval=10", "--out_dir"]
-    for process in train_in_two(*flags, "whole", code=COPY_AT_EACH_SAVE):
-        output, error = process.communicate(timeout=60)
-        assert (process.returncode, "arning" in error) == (0, False), error
-        assert ("2 processes" in output) == ("run     whole" in output)  # only one prints
-    main, other = train_in_two(*flags, "killed")
-    wait_for("killed/last.pt", main, other)
-    main.kill()
-    assert_told_that_the_other_ended(other)
     killed = Path("killed")
     whole = Path(f"whole{checkpoint.load('killed/last.pt').step}")
     time.sleep(1)  # a new process takes longer to start; event files are ordered by second
@@ -186,141 +180,89 @@ def test_a_killed_run_of_two_processes_resumes_with_one_like_a_run_that_was_not_
     assert_intact(killed)
 
 
-def test_all_processes_stop_when_one_of_them_receives_a_signal(text_file):
-    processes = train_in_two("--max_iters=100000", "--eval_interval=5", "--out_dir=run")
-    wait_for("run/last.pt", *processes)
+def test_all_processes_stop_when_one_of_them_receives_a_signal(train_in_two):
+    processes = train_in_two("--max_iters=100000 --eval_interval=5 --out_dir=run")
+    wait_for_checkpoint("run", *processes)
     processes[1].terminate()
-    for process in processes:
-        process.communicate(timeout=30)
-        assert process.returncode == 128 + signal.SIGTERM
-    assert train.main(["--resume", "run", "--eval_interval=100", "--patience=1"]) == 0
+    assert end(*processes) == [128 + signal.SIGTERM] * 2
 
 
-BREAK_ONE_PROCESS = """
-import os, sys, train
-cross_entropy, steps = train.cross_entropy, iter(range(99))
+def break_loss(expression: str, rank: int) -> None:
+    """In process 1, the logits of the fourth training step become `expression`."""
+    cross_entropy, steps = train.cross_entropy, iter(range(99))
 
-def break_at_step_3(logits, y):
-    if os.environ["RANK"] == "1" and next(steps) == 3:
-        {}
-    return cross_entropy(logits, y)
+    def broken_cross_entropy(logits, y):
+        return cross_entropy(eval(expression) if next(steps) == 3 else logits, y)
 
-train.cross_entropy = break_at_step_3
-sys.exit(train.main())
+    if rank == 1:
+        train.cross_entropy = broken_cross_entropy
+
+
+def test_all_processes_stop_when_the_loss_of_one_is_not_finite(train_in_two):
+    edit = partial(break_loss, "logits * float('nan')")
+    assert end(*train_in_two("--max_iters=20 --out_dir=run", edit)) == [1, 1]
+    for name in ("err0", "err1"):
+        message = "error: the (training loss|gradient norm) became nan at step 3"
+        assert re.search(message, Path(name).read_text())
+
+
+BUG_IN_ONE = """
+from functools import partial
+from tests.test_guarantees import break_loss, run_process
+run_process({}, "--max_iters=99 --out_dir=run", partial(break_loss, "{}['a bug']"))
 """
 
 
-def test_all_processes_stop_when_the_loss_of_one_is_not_finite(text_file):
-    code = BREAK_ONE_PROCESS.format("logits = logits * float('nan')")
-    for process in train_in_two("--max_iters=20", "--out_dir=run", code=code):
-        _, error = process.communicate(timeout=30)
-        assert process.returncode == 1
-        assert re.search("error: the (training loss|gradient norm) became nan at step 3", error)
-
-
-@pytest.mark.parametrize(
-    ("error", "line"),
-    [
-        ("KeyError('a bug')", "KeyError: 'a bug'"),
-        ("train.checkpoint.RunError('no connection to a disk')", "error: no connection to a disk"),
-    ],
-)
-def test_all_processes_stop_when_one_of_them_has_an_error(text_file, error, line):
-    code = BREAK_ONE_PROCESS.format(f"raise {error}")
-    main, other = train_in_two("--max_iters=20", "--out_dir=run", code=code)
-    assert_told_that_the_other_ended(main)
-    assert line in other.communicate(timeout=30)[1]
-
-
-def test_processes_that_read_different_texts_are_refused(text_file):
-    Path("other").mkdir()
-    Path("other/text.txt").write_text(text_file.read_text("utf-8").replace("moon", "noon"), "utf-8")
-    code = "import os, sys, train; os.chdir(['.', 'other'][int(os.environ['RANK'])]); train.main()"
-    for process in train_in_two("--max_iters=3", code=code):
-        assert (
-            "text.txt is not the same text in all processes" in process.communicate(timeout=30)[1]
-        )
-
-
-def test_under_torchrun_a_process_says_that_another_has_ended(text_file):
-    """Torchrun sends it SIGTERM at that moment."""
-    code = BREAK_ONE_PROCESS.format("os.kill(os.getpid(), 9)")
-    Path("break.py").write_text(code, "utf-8")
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "break.py"]
-    command += [*TINY, "--data=text.txt", "--max_iters=99", "--out_dir=run"]
+def test_all_processes_stop_when_one_of_them_has_an_error(text_file):
+    """Torchrun sends the others SIGTERM at that moment; they still say why they end."""
+    Path("bug.py").write_text(BUG_IN_ONE, "utf-8")
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "bug.py"]
     env = os.environ | {"PYTHONPATH": str(ROOT)}
-    ended = subprocess.run(command, env=env, capture_output=True, check=False, timeout=60)
-    assert b"error: another process of this run has ended" in ended.stderr
+    assert subprocess.run(command, env=env, capture_output=True, check=False).returncode == 1
+    assert "KeyError: 'a bug'" in Path("err1").read_text()
+    error = Path("err0").read_text().splitlines()[-1]
+    assert error.startswith("error: another process of this run has ended")
 
 
-COMPILER_FAILS_IN_ONE_PROCESS = """
-import os, sys, torch, train
+def compile_in_one_process(rank: int) -> None:
+    """To a graph of PyTorch's own kernels, which takes no C++ compiler."""
+    compile = torch.compile
 
-def fail(*_):
-    raise RuntimeError("no compiler")
+    def fail(*_):
+        raise RuntimeError("no compiler")
 
-torch.compile = lambda loss_fn, **_: [loss_fn, fail][int(os.environ["RANK"])]
-sys.exit(train.main())
-"""
+    def compile_or_fail(function, **_):
+        return fail if rank == 1 else compile(function, backend="aot_eager", dynamic=False)
+
+    torch.compile = compile_or_fail
 
 
-@pytest.mark.parametrize("code", [TRAIN_CODE, COMPILER_FAILS_IN_ONE_PROCESS], ids=["both", "one"])
 def test_compiled_runs_of_two_processes_and_of_one_that_is_not_compiled_are_similar(
-    code, text_file
+    train_in_two, tiny
 ):
     """Also if the compiler fails in one of the processes."""
-    flags = ["--max_iters=8", "--warmup_iters=1", "--gradient_accumulation_steps=2"]
-    processes = train_in_two(*flags, "--compile=on", "--out_dir=two", code=code)
-    for rank, process in enumerate(processes):
-        _, error = process.communicate(timeout=300)
-        failed = rank == 1 and code != TRAIN_CODE
-        assert (process.returncode, "warning" in error) == (0, failed), error
-    single = [*TINY, "--data", "text.txt", "--dtype=float32", "--log_interval=1"]
-    assert train.main([*single, *flags, "--out_dir", "one"]) == 0
+    flags = "--max_iters=8 --warmup_iters=1 --gradient_accumulation_steps=2"
+    processes = train_in_two(f"{flags} --compile=on --out_dir=two", compile_in_one_process)
+    assert end(*processes) == [0, 0]
+    assert "warning" not in Path("err0").read_text()
+    assert "warning" in Path("err1").read_text()
+    assert tiny(f"{flags} --dtype=float32 --log_interval=1 --out_dir=one") == 0
     assert_similar(Path("one"), Path("two"))
 
 
-def test_a_resumed_run_reads_the_checkpoint_after_it_has_the_lock(tiny, monkeypatch):
-    """Until then another process may train on."""
-
-    def train_on(run_dir):
-        monkeypatch.setattr(train, "lock_run_dir", lock_run_dir)
-        assert train.main(["--resume", "run", "--max_iters", "8"]) == 0
-        return lock_run_dir(run_dir)
-
-    assert tiny("--max_iters", "4", "--out_dir", "run") == 0
-    monkeypatch.setattr(train, "lock_run_dir", train_on)
-    assert train.main(["--resume", "run", "--max_iters", "9"]) == 0
-    assert [step for step, _ in curve(Path("run"), "val")] == [4, 8, 9]
-
-
-def test_a_second_ctrl_c_ends_at_once_without_saving(tiny, monkeypatch):
-    at_steps(monkeypatch, [9], lambda _: [os.kill(os.getpid(), signal.SIGINT) for _ in range(2)])
-    assert tiny(*STEPS, "--out_dir", "run") == 128 + signal.SIGINT
-    assert checkpoint.load("run/last.pt").step == 8
-    assert not Path("run/summary.json").exists()
-
-
-@pytest.mark.parametrize("flags", [[], ["--log_interval=99", "--eval_interval=5"]])
+@pytest.mark.parametrize("flags", ["--out_dir=run", "--log_interval=99 --eval_interval=5"])
 def test_divergence_is_found_at_the_next_log_or_evaluation(tiny, monkeypatch, capsys, flags):
     steps = []
     overflow_at(monkeypatch, [7])
     at_steps(monkeypatch, range(20), steps.append)
-    assert tiny("--max_iters", "20", *flags, "--out_dir", "run") == 1
+    assert tiny(f"--max_iters=20 --out_dir=run {flags}") == 1
     assert len(steps) <= 11
     error = capsys.readouterr().err.splitlines()[-1]
     assert re.match(r"error: the .* became (nan|inf) at step 7 \(learning rate 0\.00", error)
-    if flags:
+    if "eval_interval" in flags:
         saved = checkpoint.load("run/last.pt")
         assert saved.step == 5
         assert all(weight.isfinite().all() for weight in saved.model.values())
-
-
-def test_a_validation_loss_that_is_not_finite_ends_the_run(tiny, monkeypatch, capsys):
-    monkeypatch.setattr(train, "evaluate", lambda *_: math.nan)
-    assert tiny("--max_iters", "4", "--out_dir", "run") == 1
-    assert "error: the validation loss became nan at step 4" in capsys.readouterr().err
-    assert not Path("run/last.pt").exists()
 
 
 def test_out_of_memory_names_the_sizes_to_reduce(tiny, trained_run, monkeypatch, capsys):
@@ -328,65 +270,32 @@ def test_out_of_memory_names_the_sizes_to_reduce(tiny, trained_run, monkeypatch,
         torch.empty(1 << 60)
 
     monkeypatch.setattr(train, "cross_entropy", exhaust_memory)
-    assert tiny("--max_iters", "2") == 1
-    message = "error: out of memory. batch_size is 4, block_size 16, n_layer 2, n_embd 16. "
-    assert message in capsys.readouterr().err
     monkeypatch.setattr(sample, "stream", exhaust_memory)
-    assert sample.main([str(trained_run)]) == 1
-    assert "error: out of memory. Use a smaller --num_samples" in capsys.readouterr().err
-
-
-def assert_disk_error(stderr: str) -> None:
-    error = stderr.splitlines()[-1]
-    assert re.match("error: run.* cannot be written .* What was saved before is intact", error)
+    assert tiny("--max_iters=2") == sample.main([str(trained_run)]) == 1
+    errors = capsys.readouterr().err
+    sizes = "batch_size is 4, block_size 16, n_layer 2, n_embd 16"
+    assert f"error: out of memory. {sizes}" in errors
+    assert "error: out of memory. Use a smaller --num_samples" in errors
 
 
 @pytest.mark.parametrize("step", [1, 5], ids=["before", "after the first checkpoint"])
 def test_a_run_directory_that_disappears_ends_the_run(tiny, monkeypatch, capsys, step):
     at_steps(monkeypatch, [step], lambda _: Path("run").rename("moved"))
-    assert tiny(*STEPS, "--eval_interval", "4", "--out_dir", "run") == 1
-    assert_disk_error(capsys.readouterr().err)
-
-
-def test_a_run_does_not_write_into_a_directory_that_took_the_place_of_its_own(
-    tiny, monkeypatch, capsys
-):
-    def replace_directory(_):
-        Path("run").rename("moved")
-        shutil.copytree("moved", "run")
-
-    at_steps(monkeypatch, [3], replace_directory)
-    assert tiny(*STEPS, "--eval_interval", "4", "--out_dir", "run") == 1
-    assert "no longer the directory of this run" in capsys.readouterr().err
-    assert not Path("run/last.pt").exists()
-
-
-def test_files_and_folders_of_others_are_not_removed(tiny):
-    Path("mine").mkdir()
-    assert tiny("--data", "missing.txt", "--out_dir", "mine") == 2
-    assert tiny("--data", "missing.txt", "--out_dir", "new") == 2
-    assert not Path("new").exists()
-    Path("mine/notes.tmp").touch()
-    assert tiny("--max_iters", "1", "--out_dir", "mine") == 0
-    assert Path("mine/notes.tmp").exists()
+    assert tiny("--max_iters=8 --eval_interval=4 --out_dir=run") == 1
+    assert re.search(DISK_ERROR, capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("room", [0, 10_000], ids=["no room", "no room for a checkpoint"])
 def test_a_full_disk_ends_the_run_and_leaves_what_was_saved(tiny, capsys, room):
-    """A limit on the size of files stands in for a full disk."""
-    resource = pytest.importorskip("resource")
-    assert tiny("--max_iters", "4", "--out_dir", "run") == 0
+    assert tiny("--max_iters=4 --out_dir=run") == 0
     before = {path: path.read_bytes() for path in Path("run").glob("*.*")}
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
-    try:
-        assert train.main(["--resume", "run", "--max_iters", "40"]) == 1
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert_disk_error(capsys.readouterr().err)
+    resume = ["--resume", "run", "--max_iters", "40"]
+    with file_size_limit(room):
+        assert train.main(resume) == 1
+    assert re.search(DISK_ERROR, capsys.readouterr().err)
     changed = {path.name for path, content in before.items() if path.read_bytes() != content}
     assert changed <= {"config.toml"}
-    assert train.main(["--resume", "run", "--max_iters", "40"]) == 0
+    assert train.main(resume) == 0
 
 
 def flip(content: bytes, bit: int) -> bytes:
@@ -420,29 +329,26 @@ def run_quietly(main, argv: list[str]) -> None:
     assert status == 0 or stderr.getvalue().splitlines()[-1].startswith("error: ")
 
 
-def write(name: str, content: bytes) -> str:
-    Path(name).write_bytes(content)
-    return name
+def write(content: bytes) -> str:
+    Path("x").write_bytes(content)
+    return "x"
 
 
 BYTES = st.binary(max_size=60)
-TEXT = st.text(max_size=60).map(lambda text: text.encode("utf-8", "surrogatepass"))
-SLOW_KEYS = {"data", "out_dir", "device", "compile", "max_iters", "n_layer", "n_embd"}
-KEYS = st.sampled_from(sorted(config_keys(TrainConfig).keys() - SLOW_KEYS))
+BYTES |= st.text(max_size=60).map(lambda text: text.encode("utf-8", "surrogatepass"))
+KEYS = st.sampled_from(ConfigParser(TrainConfig, "", "").keys)
 TOML_VALUES = st.integers().map(str) | st.floats().map(str)
 TOML_VALUES |= st.sampled_from(["true", "'x'", "[1]", "{a.b = 1}", "1" * 5000])
-TOML = st.builds(lambda key, value: f"{key} = {value}".encode(), KEYS, TOML_VALUES)
-FLAGS = ["--data", "--n_layer", "--resume", "--prompt", "--stop", "--top_k", "--temperature"]
-FLAGS += ["--score", "--interactive", "-h", "="]
-VALUES = ["0", "-1", "1e999", "nan", "text.txt", "run", "run/best.pt", ".", "/", "\x1b[2J"]
-WORDS = st.lists(st.text(max_size=8) | st.sampled_from(FLAGS + VALUES), max_size=4)
-
-TRAIN = [*TINY, "--block_size", "2", "--max_iters", "1", "--data"]
-SAMPLE = ["run", "--max_new_tokens", "2"]
+TOML = st.builds("{} = {}".format, KEYS, TOML_VALUES).map(str.encode)
+FLAGS = "--data --n_layer --resume --prompt --stop --top_k --temperature --score --interactive -h"
+VALUES = ["0", "-1", "1e999", "nan", "text.txt", "run", "run/best.pt", ".", "/", "\x1b[2J", "="]
+WORDS = st.lists(st.text(max_size=8) | st.sampled_from(FLAGS.split() + VALUES), max_size=4)
+TRAIN = [*TINY, "--block_size=2", "--max_iters=1", "--data"]
+SAMPLE = ["run", "--max_new_tokens=2"]
 FUZZ = {  # what is random: the command, its arguments, what the random value may be
-    "text": (train.main, lambda text: [*TRAIN, write("x.txt", text)], BYTES | TEXT),
-    "preset": (train.main, lambda toml: [write("x.toml", toml), *TRAIN, "text.txt"], BYTES | TOML),
-    "checkpoint": (sample.main, lambda content: [write("x.pt", content)], BYTES),
+    "text": (train.main, lambda text: [*TRAIN, write(text)], BYTES),
+    "preset": (train.main, lambda toml: [write(toml), *TRAIN, "text.txt"], BYTES | TOML),
+    "checkpoint": (sample.main, lambda content: [write(content)], BYTES),
     "prompt": (sample.main, lambda text: [*SAMPLE, f"--prompt={text}"], st.text()),
     "training flags": (train.main, lambda words: [*words, "--data", "nothing.txt"], WORDS),
     "sampling flags": (sample.main, lambda words: [*SAMPLE, *words], WORDS),
@@ -459,4 +365,4 @@ def fuzz(name: str, examples: int) -> None:
 @pytest.mark.parametrize("name", FUZZ)
 def test_random_input_never_ends_with_a_traceback(text_file, trained_run, name):
     shutil.copytree(trained_run, "run")
-    fuzz(name, examples=40)
+    fuzz(name, examples=25)

@@ -16,10 +16,8 @@ import pytest
 import sample
 import train
 from model import checkpoint
-from tests.conftest import LINES, ROOT
-from tests.model.test_attention_page import page_data
-
-RANDOM = ["--temperature", "2", "--max_new_tokens", "60"]  # so that no two texts are equal
+from tests.conftest import LINES, ROOT, file_size_limit
+from tests.model.inspect.test_page import page_data
 
 
 @pytest.fixture
@@ -39,35 +37,26 @@ def run_sample(run_dir, capsys):
     return run
 
 
+def read_page() -> dict:
+    return page_data(Path("page.html").read_text("utf-8"))
+
+
 @pytest.mark.parametrize(("prompt", "dtype"), [("KATE:", "float32"), ("-am", "bfloat16")])
-def test_output_is_the_prompt_and_max_new_tokens_characters(run_sample, prompt, dtype):
-    text = run_sample(f"--prompt={prompt}", "--max_new_tokens", "100", "--dtype", dtype)
-    assert text.startswith(prompt)
-    assert len(text) == len(prompt) + 100
-    assert set(text) <= set(LINES)
-
-
-def test_a_vocabulary_without_a_newline_needs_no_prompt(tiny, text_file, capsys):
-    text_file.write_text("abcd" * 60)
-    assert tiny("--max_iters", "1") == 0
-    capsys.readouterr()
-    assert sample.main(["--max_new_tokens", "9"]) == 0
-    assert set(capsys.readouterr().out) <= set("abcd")
-
-
-def test_temperature_zero_writes_the_likeliest_text_for_every_seed(run_sample):
-    first, second = (run_sample("--temperature", "0", "--seed", seed) for seed in "12")
-    assert first == second == run_sample("--top_k", "1") != run_sample()
-
-
-def test_every_text_starts_with_the_prompt_and_ends_after_its_first_stop(run_sample):
-    flags = [*RANDOM, "--num_samples", "20", "--prompt", "TOM"]
-    texts = [text.removeprefix("TOM") for text in run_sample(*flags).split(sample.SEPARATOR)]
+def test_texts_are_the_prompt_and_max_new_tokens_characters_or_end_after_stop(
+    run_sample, prompt, dtype
+):
+    flags = [f"--prompt={prompt}", "--max_new_tokens=60", "--temperature=2", "--num_samples=20"]
+    texts = run_sample(*flags, "--dtype", dtype).split(sample.SEPARATOR)
     assert len(set(texts)) == 20
-    for stop in ("e", "TOM"):  # a stop in the prompt does not count
-        expected = [text[: text.index(stop)] + stop if stop in text else text for text in texts]
-        cut = run_sample(*flags, "--stop", stop).split(sample.SEPARATOR)
-        assert cut == ["TOM" + text for text in expected]
+    for text in texts:
+        assert text.startswith(prompt)
+        assert len(text) == len(prompt) + 60
+        assert set(text) <= set(LINES)
+    stop = prompt[-1]  # in the prompt it does not count
+    cut = run_sample(*flags, "--dtype", dtype, "--stop", stop).split(sample.SEPARATOR)
+    for text, shorter in zip(texts, cut, strict=True):
+        new = text.removeprefix(prompt)
+        assert shorter == prompt + "".join(new.partition(stop)[:2])
 
 
 def test_prompt_is_read_from_a_file_or_standard_input(run_sample, monkeypatch):
@@ -79,136 +68,107 @@ def test_prompt_is_read_from_a_file_or_standard_input(run_sample, monkeypatch):
         assert run_sample("--prompt_file", "-") == expected
 
 
-def test_checkpoint_is_the_best_of_the_newest_run_or_the_named_one(tiny, monkeypatch, capsys):
+def test_checkpoint_is_the_best_of_the_newest_run_or_the_named_one_and_needs_nothing_else(
+    tiny, text_file, monkeypatch, capsys
+):
+    text_file.write_text("abcd" * 60)  # without a newline, with which a text begins otherwise
     losses = iter([1.0, 2.0])
     monkeypatch.setattr(train, "evaluate", lambda *args: next(losses))
-    assert tiny("--max_iters", "20", "--eval_interval", "10", "--out_dir", "runs/new") == 0
+    assert tiny("--max_iters=20 --eval_interval=10 --out_dir=runs/new") == 0
+    text_file.unlink()
     shutil.copytree("runs/new", "runs/old")
+    shutil.copy("runs/new/last.pt", "alone.pt")
     for path in Path("runs/old").glob("*.pt"):
         os.utime(path, (1, 1))
     for argv, expected in (
         ([], "runs/new/best.pt, step 10,"),
         (["--which", "last"], "runs/new/last.pt, step 20,"),
         (["runs/old"], "runs/old/best.pt, step 10,"),
-        (["--max_new_tokens", "5", "runs/old/last.pt"], "runs/old/last.pt, step 20,"),
+        (["--max_new_tokens", "5", "alone.pt"], "alone.pt, step 20,"),
     ):
         capsys.readouterr()
         assert sample.main(argv) == 0
-        assert capsys.readouterr().err.startswith(expected)
+        output = capsys.readouterr()
+        assert output.err.startswith(expected)
+        assert set(output.out) <= set("abcd")
 
 
-def test_nothing_but_the_checkpoint_is_needed(run_dir, run_sample):
-    before = run_sample()
-    shutil.move(run_dir / "best.pt", "alone.pt")
-    shutil.rmtree("runs")
-    assert run_sample("alone.pt") == before
-
-
-def test_score_is_printed_in_nats_and_bits_with_the_number_of_characters(run_sample):
-    """tests/test_edits.py computes the score."""
-    Path("scored.txt").write_text(LINES[-700:])
-    words = run_sample("--score", "scored.txt").split()
-    assert float(words[2]) == pytest.approx(float(words[0]) / math.log(2), abs=2e-4)
-    assert words[-3:] == ["over", "700", "characters"]
-
-
-def test_attention_page_shows_the_text_that_is_written_or_scored(run_sample):
+def test_the_attention_page_shows_the_text_that_is_written_or_scored(run_sample):
     flags = ["--attention", "page.html", "--num_samples", "2", "--max_new_tokens", "40"]
-    for prompt in ("KATE:", ""):
+    for prompt, start in (("KATE:", ""), ("", "\n")):
         text = run_sample("--prompt", prompt, *flags).split(sample.SEPARATOR)[0]
-        assert (
-            "".join(page_data(Path("page.html").read_text("utf-8"))["chars"]).strip()
-            == text.strip()
-        )
+        assert "".join(read_page()["chars"]) == start + text
     Path("scored.txt").write_text(LINES[:90])
-    run_sample("--score", "scored.txt", "--attention", "page.html")
-    page = page_data(Path("page.html").read_text("utf-8"))
+    nats, _, bits, *words = run_sample("--score", "scored.txt", "--attention", "page.html").split()
+    page = read_page()
     assert "".join(page["chars"]) == "\n" + LINES[:90]
-    words = run_sample("--score", "scored.txt").split()
-    assert float(words[0]) == pytest.approx(sum(page["nll"][1:]) / 90, abs=1e-3)
+    assert float(nats) == pytest.approx(sum(page["nll"][1:]) / 90, abs=1e-3)
+    assert float(bits) == pytest.approx(float(nats) / math.log(2), abs=2e-4)
+    assert words[-2:] == ["90", "characters"]
 
 
-def test_attention_page_is_complete_when_the_reader_of_the_text_stops(run_dir):
-    argv = [sys.executable, str(ROOT / "sample.py"), "--max_new_tokens", "10000000"]
-    with subprocess.Popen([*argv, "--attention", "page.html"], stdout=subprocess.PIPE) as piped:
-        text = piped.stdout.read(5).decode()
-        piped.stdout.close()
-        assert piped.wait(60) == 0
-    assert len(text) == 5
-    assert page_data(Path("page.html").read_text("utf-8"))["chars"]
+def test_an_old_attention_page_is_kept_if_none_can_be_written(run_dir, monkeypatch, capsys):
+    def write_page(path: str) -> int:
+        return sample.main(["--max_new_tokens", "5", "--attention", path])
+
+    Path("page.html").write_text("old")
+    with file_size_limit(1000):  # as on a full disk
+        assert write_page("page.html") == 1
+    for path in ("missing/page.html", str(run_dir)):
+        assert write_page(path) == 1
+        assert f"\nerror: {path} cannot be written" in capsys.readouterr().err
+    with monkeypatch.context() as patch:
+        patch.setattr(sample, "stream", Mock(side_effect=KeyboardInterrupt))
+        assert write_page("page.html") == 130
+    assert Path("page.html").read_text() == "old"
+    assert sorted(os.listdir()) == ["page.html", "runs"]
+    assert write_page("page.html") == 0
+    assert read_page()["chars"]
 
 
-def test_outputs_stay_as_they_were_if_the_command_is_refused_or_interrupted(run_dir, monkeypatch):
-    os.link(run_dir / "best.pt", "page.html")
-    before = (run_dir / "best.pt").read_bytes()
-    Path("text.txt").write_text("kept")
-    Path("old.html").write_text("kept")
-    assert sample.main(["--out", "text.txt", "--attention", "page.html"]) == 2  # a checkpoint
-    assert sample.main(["--out", "text.txt", "--attention", "./text.txt"]) == 2
-    assert sample.main(["--out", "new.txt", "--attention", "./new.txt"]) == 2
-    assert sample.main(["--out", "text.txt", "--attention", "missing/page.html"]) == 2
-    assert sample.main(["--out", "text.txt", "--attention", str(run_dir)]) == 2
-    monkeypatch.setattr(sample, "stream", Mock(side_effect=KeyboardInterrupt))
-    assert sample.main(["--attention", "old.html"]) == 130
-    assert Path("text.txt").read_text() == Path("old.html").read_text() == "kept"
-    assert (run_dir / "best.pt").read_bytes() == before
+def test_interactive_continues_each_line_and_ctrl_c_ends_a_text_or_the_program(
+    run_dir, run_sample, capsys, monkeypatch
+):
+    stream, texts = sample.stream, iter(range(9))
 
-
-def test_interactive_continues_each_line(run_dir, run_sample, capsys, monkeypatch):
-    monkeypatch.setattr(sys, "stdin", io.StringIO("KATE:\nTOM: é\n\nKATE:\n"))
-    assert sample.main(["--interactive", *RANDOM]) == 0
-    captured = capsys.readouterr()
-    turns = [(0, "KATE:"), (2, ""), (3, "KATE:")]
-    texts = [run_sample(*RANDOM, "--prompt", p, "--seed", str(1337 + turn)) for turn, p in turns]
-    assert captured.out == "".join(f"{text}\n" for text in texts)
-    assert texts[0] != texts[2]
-    assert "error: the prompt has characters" in captured.err
-
-
-def test_ctrl_c_ends_a_text_and_at_the_prompt_the_program(run_dir, capsys, monkeypatch):
-    stream = sample.stream
-
-    def interrupted(*args):
-        yield from itertools.islice(stream(*args), 5)
+    def interrupt_the_second(*args):
+        yield from itertools.islice(stream(*args), 5 if next(texts) == 1 else None)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sample, "stream", interrupted)
-    prompts = Mock(side_effect=["KATE:", "TOM:", KeyboardInterrupt])
-    monkeypatch.setattr("builtins.input", prompts)
-    capsys.readouterr()
-    assert sample.main(["--interactive"]) == 130
-    out = capsys.readouterr().out
-    assert (out[:5], out[10:15], out[20:]) == ("KATE:", "\nTOM:", "\n")
+    lines = Mock(side_effect=["KATE:", "TOM:", "é", "TOM:", KeyboardInterrupt])
+    monkeypatch.setattr("builtins.input", lines)
+    with monkeypatch.context() as patch:
+        patch.setattr(sample, "stream", interrupt_the_second)
+        assert sample.main(["--interactive", "--max_new_tokens=40"]) == 130
+    output = capsys.readouterr()
+    assert "error: the prompt has" in output.err
+    flags = ("--max_new_tokens=40", "--prompt")
+    first = run_sample(*flags, "KATE:")
+    second, last = (run_sample(*flags, "TOM:", f"--seed={1337 + turn}") for turn in (1, 3))
+    assert output.out == f"{first}\n{second[:9]}\n{last}\n"
+    assert second != last
 
 
-def test_out_is_written_in_the_encoding_of_the_corpus(tiny, text_file, capsys):
-    text_file.write_bytes(("Grüße, Käthe!\r\n" * 40).encode("utf-16"))
-    assert tiny("--max_iters", "1", "--encoding", "utf-16") == 0
-    capsys.readouterr()
-    assert sample.main(["--prompt", "Grü\r\n", "--out", "poem.txt"]) == 0
-    assert not capsys.readouterr().out
-    written = Path("poem.txt").read_bytes().decode("utf-16")
-    assert sample.main(["--prompt", "Grü\r\n"]) == 0
-    assert written == capsys.readouterr().out
-    assert sample.main(["--prompt_file", "poem.txt", "--max_new_tokens", "1"]) == 0
-    assert capsys.readouterr().out[:-1] == written
-
-
-def test_the_code_page_of_the_terminal_does_not_matter(tiny, text_file, monkeypatch):
-    text, output = "中文小说，月光如水。😀\n" * 40, io.BytesIO()
-    text_file.write_text(text, "utf-8")
+def test_output_is_utf_8_whatever_the_terminal_and_the_corpus_are(tiny, text_file, monkeypatch):
+    text, output = "中文小说，月光如水。Käthe😀\r\n" * 40, io.BytesIO()
+    text_file.write_bytes(text.encode("utf-16"))
+    Path("prompt.txt").write_bytes("月光\r\n".encode("utf-16"))
     # As on a Windows terminal; standard error escapes what its code page lacks.
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(output, "cp1252"))
     monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(io.BytesIO(), "cp1252", "backslashreplace"))
-    assert tiny("--max_iters", "3", "--out_dir", "表/run") == 0
-    assert sample.main(["表/run", "--prompt", "月光", "--max_new_tokens", "20"]) == 0
+    assert tiny("--max_iters=3 --encoding=utf-16 --out_dir=表/run") == 0
     assert checkpoint.load("表/run/last.pt").vocab == "".join(sorted(set(text)))
-    assert output.getvalue().decode("utf-8")[-22:].startswith("月光")
+    written = output.tell()
+    assert sample.main(["表/run", "--prompt_file", "prompt.txt", "--max_new_tokens", "200"]) == 0
+    sampled = output.getvalue()[written:].decode("utf-8")
+    assert sampled.startswith("月光\r\n")
+    assert len(sampled) == 204
+    assert set(sampled) == set(text)
 
 
-def test_ctrl_c_and_a_closed_pipe_end_all_threads(run_dir):
-    argv = [sys.executable, str(ROOT / "sample.py")]
-    argv += ["--max_new_tokens", "10000000", "--num_samples", "30"]
+def test_ctrl_c_and_a_closed_pipe_end_all_threads_and_the_page_is_written(run_dir):
+    argv = [sys.executable, str(ROOT / "sample.py"), "--max_new_tokens=10000000"]
+    argv += ["--num_samples=30", "--attention=page.html"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(argv, **pipes) as stopped, subprocess.Popen(argv, **pipes) as piped:
         stopped.stdout.read(1)
@@ -218,11 +178,12 @@ def test_ctrl_c_and_a_closed_pipe_end_all_threads(run_dir):
         assert (stopped.wait(60), piped.wait(60)) == (130, 0)
         for process in (stopped, piped):  # one line, which names the checkpoint
             assert process.stderr.read().count(b"\n") == 1
+    assert read_page()["chars"]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
-def test_a_full_disk_is_one_line(run_dir, capsys):
-    assert sample.main(["--out", "/dev/full"]) == 1
-    assert "\nerror: /dev/full cannot be written" in capsys.readouterr().err
-    assert sample.main(["--attention", "/dev/full"]) == 1
-    assert "\nerror: /dev/full cannot be written" in capsys.readouterr().err
+def test_standard_output_on_a_full_disk_ends_with_one_line(run_dir, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.FileIO("/dev/full", "w")))
+    assert sample.main([]) == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("error: standard output cannot be written")

@@ -1,12 +1,9 @@
-"""Tests of the config: key types, presets, flags, their order, and what is refused."""
+"""Tests of the config: types of keys, flags, presets, their order, and what is refused."""
 
-import datetime
 import re
-import tomllib
-from dataclasses import field, make_dataclass
-from math import inf, nan
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import pytest
 import torch
@@ -14,77 +11,99 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import configs
+import sample
 import train
-from configs import TrainConfig, config_keys, make_config, parse_train_command, to_dict, to_toml
-from model import device
-from model.errors import UserError
+from configs import training
+from configs.schema import ConfigParser, make_config, to_dict, to_toml
+from configs.training import TrainConfig, load_config, parse_train_command
+from model import checkpoint
+from model.gpt import GPTConfig
+from model.run.errors import UserError
 
 PRESETS = Path(configs.__file__).parent
-
-
-def one_key_config(hint: Any, default: Any = None) -> type:
-    """A config class with the single key `key`."""
-    group = make_dataclass("Group", [("key", hint, default)], frozen=True)
-    return make_dataclass("Config", [("group", group, field(default_factory=group))], frozen=True)
+PARSER = ConfigParser(TrainConfig, usage="", description="")
+HELP = "100 % (or so)"
+NEW_KEYS = {  # a type, its default, values on the command line and what they mean, wrong values
+    "int": (Annotated[int, HELP], 3, {"-5": -5}, ["x", "1.5", "nan", "1e3", ""]),
+    "from 1 to 9": (Annotated[int, HELP, "[1, 9]"], 3, {"1": 1, "9": 9}, ["0", "10", "9" * 400]),
+    "float": (Annotated[float, HELP], 0.5, {"1": 1.0}, ["x", "nan", "inf", "-1e999", ""]),
+    "between 0 and 1": (Annotated[float, HELP, "(0, 1)"], 0.5, {"1e-5": 1e-5}, ["0", "1", "nan"]),
+    "bool": (Annotated[bool, HELP], False, {None: True}, ["yes"]),
+    "text": (Annotated[str, HELP], "a", {"-b c": "-b c"}, ["\udcff", "a\0b"]),
+    "optional text": (Annotated[str | None, HELP], None, {"None": "None"}, []),
+    "choice": (Annotated[Literal["relu", "gelu"], HELP], "relu", {"gelu": "gelu"}, ["tanh", ""]),
+}
 
 
 def from_command_line(*argv: str) -> TrainConfig:
-    return configs.load_config(parse_train_command(list(argv)))
+    return load_config(parse_train_command(["--device=cpu", *argv]), {})
 
 
-@pytest.mark.parametrize("kind", [int, float, bool, str, Literal["a"], Literal[1]])
-@pytest.mark.parametrize("value", [True, 1, 1.0, "a", None, [], datetime.date.min])
-def test_a_value_of_another_type_is_refused(kind, value):
-    accepted = {int: [1], float: [1, 1.0], bool: [True], str: ["a"]}.get(kind) or get_args(kind)
-    for hint, valid in ((kind, accepted), (kind | None, [*accepted, None])):
-        config_class = one_key_config(hint)
-        if repr(value) in map(repr, valid):
-            read = make_config(config_class, {"key": value}).group.key
-            assert repr(read) == ("1.0" if (kind, value) == (float, 1) else repr(value))
-        else:
-            with pytest.raises(UserError, match="key is "):
-                make_config(config_class, {"key": value})
+def add_key(monkeypatch, hint: Any, default: object) -> None:
+    """Add `new_key` to the group "model", as a new line of GPTConfig would."""
+    new_key = {"__annotations__": {"new_key": hint}, "new_key": default}
+    group = dataclass(frozen=True)(type("GPTConfig", (GPTConfig,), new_key))
+    model = {"__annotations__": {"model": group}, "model": field(default_factory=group)}
+    edited = dataclass(frozen=True)(type("TrainConfig", (TrainConfig,), model))
+    monkeypatch.setattr(training, "GPTConfig", group)
+    for module in (training, train, sample):
+        monkeypatch.setattr(module, "TrainConfig", edited)
 
 
-@pytest.mark.parametrize("interval", ["[0, 2]", "(0, 2)", "[0, 2)", "(0, 2]"])
-@pytest.mark.parametrize("kind", [int, float])
-def test_a_number_outside_its_interval_is_refused(kind, interval):
-    config_class = one_key_config(Annotated[kind, interval])
-    inside = {0: "[" in interval, 1: True, 2: "]" in interval}
-    for value in (-1, 0, 1, 2, 3, -(10**400), 10**400):
-        if inside.get(value, False):
-            assert make_config(config_class, {"key": value}).group.key == value
-        else:
-            with pytest.raises(UserError, match=f"key is .* in {re.escape(interval)}"):
-                make_config(config_class, {"key": value})
+@pytest.mark.parametrize("kind", NEW_KEYS)
+def test_a_new_config_key_becomes_a_flag_a_toml_key_and_a_line_of_help(
+    kind, tiny, monkeypatch, capsys
+):
+    hint, default, given, _ = NEW_KEYS[kind]
+    add_key(monkeypatch, hint, default)
+    assert from_command_line().model.new_key == default
+    for run, (text, value) in enumerate(given.items()):
+        flag = "--new_key" if text is None else f"--new_key={text}"
+        assert tiny(f"--max_iters=1 --out_dir={run}", flag) == 0
+        saved = checkpoint.load(f"{run}/last.pt").config["new_key"]
+        assert (saved, type(saved)) == (value, type(value))
+        assert from_command_line(f"{run}/config.toml").model.new_key == value
+        assert train.main(["--resume", str(run), "--max_iters", "2"]) == 0
+        assert sample.main([str(run), "--max_new_tokens", "1"]) == 0
+    if kind == "bool":  # what a preset turned on can be turned off
+        assert not from_command_line("0/config.toml", "--no-new_key").model.new_key
+
+    monkeypatch.setenv("COLUMNS", "1000")
+    capsys.readouterr()
+    assert train.main(["--help"]) == 0
+    output = " ".join(capsys.readouterr().out.split())
+    for group in get_type_hints(training.TrainConfig).values():
+        hints = get_type_hints(group, include_extras=True)
+        for key in fields(group):
+            words = " ".join(get_args(hints[key.name])[1:])  # the help and the interval
+            words += "" if key.default in (None, "") else f" (default {key.default})"
+            assert re.search(rf" --{key.name},? \S+ {re.escape(words)}", output), key.name
 
 
-@pytest.mark.parametrize("value", [nan, inf, -inf, 2**63, -(2**64)])
-def test_a_number_that_toml_cannot_hold_is_refused(value):
-    with pytest.raises(UserError, match="key is "):
-        make_config(one_key_config(type(value)), {"key": value})
+@pytest.mark.parametrize(
+    ("kind", "wrong"), [(kind, value) for kind, (*_, wrong) in NEW_KEYS.items() for value in wrong]
+)
+def test_a_wrong_value_of_a_new_config_key_is_refused_by_name(kind, wrong, monkeypatch):
+    hint, default, *_ = NEW_KEYS[kind]
+    add_key(monkeypatch, hint, default)
+    with pytest.raises(UserError, match="new_key"):
+        from_command_line(f"--new_key={wrong}")
 
 
-def test_help_may_contain_a_percent_sign_and_parentheses():
-    config_class = one_key_config(Annotated[int, "(100 %, or so)"], 1)
-    make_config(config_class, {"key": 2})
-    assert (
-        "(100 %, or so)"
-        in configs.make_parser(config_class, usage="", description="").format_help()
-    )
+@pytest.mark.parametrize(("modes", "compiles"), [(("on", "True"), 1), (("off", "False"), 0)])
+def test_compile_may_be_written_as_in_nanogpt(modes, compiles, tiny, monkeypatch):
+    calls = []
+    monkeypatch.setattr(torch, "compile", lambda function, **_: calls.append(1) or function)
+    for number, mode in enumerate(modes, start=1):
+        assert tiny(f"--max_iters=1 --compile={mode}") == 0
+        assert len(calls) == number * compiles
 
 
-@pytest.mark.parametrize("hint", [list[int], Path, Any, int | str, Literal[True, False]])
-def test_a_key_of_an_unsupported_type_raises_typeerror(hint):
-    with pytest.raises(TypeError, match="key"):
-        config_keys(one_key_config(hint))
-
-
-unicode_text = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1)
 train_values = {
-    "data": unicode_text,
+    "data": st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1),
     "max_iters": st.integers(1, 2**63 - 1),
     "learning_rate": st.floats(0, 1e30),
+    "activation_checkpointing": st.booleans(),
     "compile": st.sampled_from(["auto", "on", "off"]),
 }
 
@@ -93,71 +112,52 @@ train_values = {
 @example({"data": '\x7f\x85\\"'})
 def test_a_config_survives_toml_and_dict(values):
     config = make_config(TrainConfig, values)
-    for saved in (tomllib.loads(to_toml(config)), to_dict(config)):
+    Path("p.toml").write_text(to_toml(config), "utf-8", newline="")
+    for saved in (PARSER.parse_preset("p.toml"), to_dict(config)):
         assert make_config(TrainConfig, saved) == config
 
 
-def test_flags_override_the_preset_and_the_preset_overrides_defaults():
-    Path("p.toml").write_text("data = '/é'\nn_layer = 3\nn_embd = 96", "utf-8-sig")
+def test_flags_override_the_preset_and_the_preset_overrides_defaults(monkeypatch):
+    Path("p.toml").write_text("data = 'é'\nn_layer = 3\nn_embd = 96", "utf-8-sig")
     config = from_command_line("p.toml", "--n_layer", "5", "--n_head", "6")
-    assert (config.model.n_layer, config.model.n_embd, config.data.data) == (5, 96, "/é")
+    assert (config.model.n_layer, config.model.n_embd) == (5, 96)
     assert config.model.n_head == 6  # does not divide the default n_embd, but the preset's
     assert config.model.block_size == TrainConfig().model.block_size
-
-
-def test_the_data_path_is_made_absolute():
-    assert from_command_line("--data", "text.txt").data.data == str(Path.cwd() / "text.txt")
-
-
-@pytest.mark.parametrize(("name", "preset"), [("cpu", "cpu.toml"), ("cuda", "gpu.toml")])
-def test_the_default_preset_depends_on_the_device(monkeypatch, name, preset):
-    monkeypatch.setattr(device, "choose_device", lambda _: torch.device(name))
-    assert from_command_line() == make_config(TrainConfig, configs.read_toml(PRESETS / preset))
+    assert config.data.data == str(Path.cwd() / "é")  # a run resumes from any folder
+    flags, preset = ("--n_layer", "5", "--n_head", "1"), str(PRESETS / "gpu.toml")
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "default_preset", lambda device: "gpu.toml")
+        assert from_command_line(*flags) == from_command_line(preset, *flags)
+    assert from_command_line(*flags) != from_command_line(preset, *flags)
 
 
 @pytest.mark.parametrize("path", sorted(PRESETS.glob("*.toml")), ids=lambda path: path.name)
 def test_a_preset_holds_only_valid_values_that_differ_from_the_defaults(path):
-    preset, defaults = configs.read_toml(path), to_dict(TrainConfig())
+    preset, defaults = PARSER.parse_preset(path), to_dict(TrainConfig())
     assert make_config(TrainConfig, preset)
     assert not [key for key, value in preset.items() if defaults.get(key) == value]
 
 
-def test_help_lists_every_key_with_its_interval_and_default(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "1000")
-    assert train.main(["--help"]) == 0
-    output = " ".join(capsys.readouterr().out.split())
-    for name, key in config_keys(TrainConfig).items():
-        default = "" if key.default in (None, False, "") else f"(default {key.default})"
-        words = re.escape(" ".join(f"{key.help} {key.interval} {default}".split()))
-        assert re.search(rf" --{name},? \S+ {words}", output)
-
-
 @pytest.mark.parametrize(
-    ("argv", "message"),
+    ("flag", "toml", "message"),
     [
-        (["--n-layer=3"], "'n-layer'. Did you mean n_layer?"),
-        (["-n_layer", "3"], "-n_layer"),
-        (["--encoding", "base64"], "base64"),
-        (["--data", "\udcff"], "valid Unicode"),
-        (["--data", "a\0b"], "valid Unicode"),
+        ("--n-layer=3", "", "'n-layer'. Did you mean n_layer?"),
+        ("--n_laye=3", "", "'n_laye'. Did you mean n_layer?"),
+        ("-n_layer", "", "-n_layer"),
+        ("--n_layer", "", "--n_layer"),
+        ("--encoding=base64", "", "base64"),
+        ("--seed=1", "n_layr = 3", "'n_layr'. Did you mean n_layer?"),
+        ("--seed=1", "[model]\nn_layer = 3", "'model'"),
+        ("--seed=1", "help = true", "'help'"),
+        ("--seed=1", "n_layer = [3]", "n_layer"),
+        ("--seed=1", "n_layer 3", "p.toml is not valid TOML"),
+        ("--seed=1", "x = " + "[" * 5000, "p.toml is not valid TOML"),
+        ("--seed=1", "é = 3", "p.toml is not valid TOML"),
+        ("--seed=1", "seed = 0x" + "f" * 5000, "seed"),
     ],
+    ids=lambda text: text[:20],
 )
-def test_a_wrong_flag_is_refused(argv, message):
+def test_a_wrong_flag_or_preset_is_refused(flag, toml, message):
+    Path("p.toml").write_text(toml, "latin-1")
     with pytest.raises(UserError, match=re.escape(message)):
-        from_command_line(*argv)
-
-
-@pytest.mark.parametrize(
-    ("toml", "message"),
-    [
-        (b"[model]\nn_layer = 3", "'model'"),
-        (b"x = " + b"[" * 5000, "p.toml is not valid TOML"),
-        (b"\xff\xfe\x00", "p.toml is not valid TOML"),
-        (b"seed = 0x" + b"f" * 5000, "seed"),
-    ],
-    ids=["table", "brackets", "bytes", "number"],
-)
-def test_a_wrong_preset_is_refused(toml, message):
-    Path("p.toml").write_bytes(toml)
-    with pytest.raises(UserError, match=message):
-        from_command_line("p.toml")
+        from_command_line("p.toml", flag)

@@ -1,19 +1,24 @@
 """Tests of attention: the equation, the fused kernel, positions, the projections."""
 
+from unittest.mock import Mock
+
 import pytest
 import torch
 from torch import nn
 
 from model.attention import (
+    USES_FUSED_KERNEL,
     Attention,
     attend,
     attention_weights,
+    fast_attend,
     fused_attend,
     linear_together,
     norm,
     rotate,
     rotation_angles,
 )
+from model.run.source import source_digest
 
 NO_POSITIONS = torch.ones(6, 2).double(), torch.zeros(6, 2).double()  # angles of zero
 
@@ -41,7 +46,7 @@ def attend_in_a_loop(q_TD, k_SD, v_SD, causal=False, scale=None, window=None):
     return torch.stack(outputs)
 
 
-@pytest.mark.parametrize("window", [None, 1, 3, 7])
+@pytest.mark.parametrize("window", [None, 1, 3, 7, 9])
 @pytest.mark.parametrize(("causal", "scale"), [(False, None), (True, None), (True, 0.3)])
 @pytest.mark.parametrize("T", [7, 3, 1])
 @pytest.mark.parametrize("attend_fn", [attend, fused_attend])
@@ -55,50 +60,30 @@ def test_attention_equals_a_loop_in_values_and_gradients(attend_fn, T, causal, s
     torch.testing.assert_close(*gradients)
 
 
-@pytest.mark.parametrize("equation_up_to", [0, 512 * 512], ids=["kernel", "equation"])
-def test_half_precision_equals_the_equation_to_that_precision(monkeypatch, equation_up_to):
-    monkeypatch.setattr("model.attention.MAX_EQUATION_WEIGHTS", equation_up_to)
-    q, k, v = (x.bfloat16() for x in random_qkv(32, 32))
-    with torch.autocast("cpu", torch.bfloat16):
-        out = fused_attend(q.float(), k.float(), v, causal=True, window=20)
+def test_the_digest_beside_fused_attend_is_that_of_attend():
+    assert USES_FUSED_KERNEL, (
+        "attend was edited. If the other tests of this file pass, the digest to put into "
+        f"model/attention.py is {source_digest('model.attention', 'attend')}"
+    )
+
+
+@pytest.mark.parametrize("is_proven", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("T", [20, 600])
+def test_fast_attend_is_attend_to_its_precision_and_uses_only_a_proven_kernel(
+    monkeypatch, T, dtype, is_proven
+):
+    kernel = Mock(wraps=fused_attend)
+    monkeypatch.setattr("model.attention.fused_attend", kernel)
+    monkeypatch.setattr("model.attention.USES_FUSED_KERNEL", is_proven)
+    q, k, v = (x.to(dtype) for x in random_qkv(T, 600))
+    is_half = dtype == torch.bfloat16
+    with torch.autocast("cpu", dtype, enabled=is_half):
+        out = fast_attend(q.float(), k.float(), v, causal=True, window=20)
+    assert kernel.called == (is_proven and not (is_half and T == 20))
     exact = attend(q.double(), k.double(), v.double(), causal=True, window=20)
-    torch.testing.assert_close(out, exact.bfloat16(), rtol=0.02, atol=0.02)
-
-
-@pytest.mark.parametrize(
-    "edit",
-    [
-        lambda options: {"causal": False},
-        lambda options: {"window": None},
-        lambda options: {"window": min(options["window"] or 64, 64)},  # nothing in short texts
-        lambda options: {"scale": 0.4},
-    ],
-)
-def test_edited_attend_replaces_the_kernel_with_one_note(monkeypatch, capsys, edit):
-    def edited_attend(q, k, v, **options):
-        return attend(q, k, v, **(options | edit(options)))
-
-    assert Attention(12, 3, 8).attend_fn is fused_attend
-    monkeypatch.setattr("model.attention.attend", edited_attend)
-    assert all(Attention(12, 3, 8).attend_fn is edited_attend for _ in range(2))
-    assert capsys.readouterr().err.count("note: attend differs from fused_attend") == 1
-
-
-def test_hand_worked_example():
-    x = torch.tensor([[1, 0, 1], [0, 1, 0], [1, 1, 1]]).double()
-    q = x @ torch.tensor([[1, 0, 1], [0, 1, 0], [1, 1, 1]]).double()
-    k = x @ torch.tensor([[0, 1, 1], [1, 0, 0], [0, 0, 1]]).double()
-    v = x @ torch.tensor([[1, 2, 1], [0, 1, 0], [1, 1, 0]]).double()
-    weights, out = attention_weights(q, k, scale=1.0), attend(q, k, v, scale=1.0)
-    torch.testing.assert_close(weights[1].tolist(), [0.4223188, 0.1553624, 0.4223188])
-    torch.testing.assert_close(out[1].tolist(), [1.68927519, 3.11159399, 0.8446376])
-
-
-def test_borrower_and_lenders():
-    """With log-affinities as scores, softmax is the plain normalization: 0.8 and 0.2, 110 coins."""
-    q, affinities = torch.ones(1, 1), torch.tensor([[1000 / 500], [250 / 500]])
-    offers = torch.tensor([[100.0], [150.0]])
-    torch.testing.assert_close(attend(q, affinities.log(), offers, scale=1.0).item(), 110.0)
+    tolerance = 0.02 if is_half else 1e-5
+    torch.testing.assert_close(out, exact.to(dtype), rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -148,12 +133,10 @@ def random_attention() -> Attention:
 
 
 def test_query_key_and_value_are_three_matrices_and_affinity_is_not_symmetric():
-    attention, seen = random_attention(), {}
-    attention.attend_fn = lambda q, k, v, **_: seen.update(q=q, k=k, v=v) or v
-    attention(randn(1, 6, 12), *NO_POSITIONS)
-    assert not any(torch.allclose(seen[a], seen[b]) for a, b in ("qk", "qv", "kv"))
-    scores = seen["q"] @ seen["k"].mT
-    assert not torch.allclose(scores, scores.mT)
+    attention, x = random_attention(), randn(6, 12)
+    q, k, v = (layer(x) for layer in (attention.query, attention.key, attention.value))
+    assert not any(torch.allclose(*pair) for pair in ((q, k), (q, v), (k, v)))
+    assert not torch.allclose(q @ k.mT, (q @ k.mT).mT)
 
 
 def test_multi_head_attention_equals_single_heads_in_parallel():

@@ -1,17 +1,33 @@
 """Tests of sampling: choosing characters, writing texts, scoring a text."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from torch import nn
 
-from model.generate import SamplingConfig as Config
-from model.generate import generate, make_step_fn, next_char_probs, sample_ids, stream
+from model import generate
+from model.generate import GenerationConfig, make_step_fn, next_char_probs, sample_ids
 from model.gpt import GPT
+from model.run.errors import RunError
 from tests.model.test_gpt import random_gpt, random_ids
-from tests.test_edits import LearnedPositionsGPT
+
+
+class LearnedPositionsGPT(GPT):
+    """With a learned bias of the logits at each of block_size positions."""
+
+    def __init__(self, config, vocab_size):
+        super().__init__(config, vocab_size)
+        self.max_length = config.block_size
+        self.bias_TV = nn.Parameter(torch.zeros(config.block_size, vocab_size))
+
+    def forward(self, ids_BT, cache=None):
+        start = cache.length if cache is not None else 0
+        return super().forward(ids_BT, cache) + self.bias_TV[start : start + ids_BT.size(1)]
 
 
 @given(
@@ -21,7 +37,7 @@ from tests.test_edits import LearnedPositionsGPT
     st.floats(1e-6, 1.0),
 )
 def test_probabilities_are_the_softmax_cut_to_top_k_then_top_p(logits_V, temperature, top_k, top_p):
-    config = Config(temperature=temperature, top_k=top_k, top_p=top_p)
+    config = GenerationConfig(temperature=temperature, top_k=top_k, top_p=top_p)
     probs_V = next_char_probs(logits_V[None], np.empty((1, 0)), config)[0]
     uncut_V = torch.softmax(torch.from_numpy(logits_V / (temperature or 1e-300)), 0).numpy()
     k = 1 if temperature == 0 else top_k or 7
@@ -39,16 +55,8 @@ def test_characters_are_drawn_as_often_as_they_are_probable():
     counts, expected = np.bincount(drawn, minlength=7), 20_000 * probs_V
     chi_square = ((counts - expected)[probs_V > 0] ** 2 / expected[probs_V > 0]).sum()
     assert chi_square < 16.27  # the 99.9th percentile at three degrees of freedom
-
-
-@given(
-    arrays(np.float64, 7, elements=st.sampled_from([0.0, 1e-300, 0.1, 1.0])),
-    st.floats(0, 1, exclude_max=True),
-)
-def test_characters_of_probability_0_are_never_drawn(weights_V, uniform):
-    weights_V[3] = 1.0
-    probs_BV = np.tile(weights_V / weights_V.sum(), (3, 1))
-    assert (weights_V[sample_ids(probs_BV, np.array([uniform, 0.0, 1 - 2**-53]))] > 0).all()
+    for uniform in (0.0, 0.5, 0.95, 1 - 2**-53):  # also at the limits of each interval
+        assert probs_V[sample_ids(probs_V[None], np.array([uniform]))] > 0
 
 
 @torch.no_grad()
@@ -72,22 +80,43 @@ def test_the_sampling_rule_sees_the_prompt_and_all_that_is_written(monkeypatch):
         seen.append(text_BT.copy())
         return next_char_probs(logits_BV, text_BT, config)
 
-    seen, config = [], Config(max_new_tokens=1100, num_samples=2)
-    monkeypatch.setattr("model.generate.next_char_probs", remember)
-    written_BT = np.stack(list(generate(random_gpt(n_layer=1), [1, 2], config)), axis=1)
+    seen, config = [], GenerationConfig(max_new_tokens=1100)
+    monkeypatch.setattr(generate, "next_char_probs", remember)
+    step_fn = partial(make_step_fn, random_gpt(n_layer=1))
+    written_BT = np.stack(list(generate.generate(step_fn, [1, 2], config, range(2))), axis=1)
     whole_BT = np.concatenate(([[1, 2], [1, 2]], written_BT), axis=1)
     assert written_BT.shape == (2, 1100)
     assert all(np.array_equal(text_BT, whole_BT[:, : 2 + t]) for t, text_BT in enumerate(seen))
 
 
-@pytest.mark.parametrize("stop_length", [0, 2])
-def test_stream_gives_every_text_up_to_its_own_stop(stop_length):
-    model, vocab = random_gpt(), "abcdefghijk"
-    config = Config(max_new_tokens=100, temperature=2.0, num_samples=9)
-    ids_BT = np.stack(list(generate(model, [1], config)), axis=1)
-    texts = ["".join(vocab[i] for i in ids_T) for ids_T in ids_BT]
-    stop = texts[0][20 : 20 + stop_length]
-    if stop:
-        texts = [text[: (text + stop).index(stop) + len(stop)] for text in texts]
-    expected = [*((0, character) for character in texts[0]), *list(enumerate(texts))[1:]]
-    assert list(stream(model, vocab, [1], config, stop)) == expected
+@pytest.mark.parametrize(
+    "is_wrong",
+    [
+        lambda ids_BT, positions_T: positions_T == 0,
+        lambda ids_BT, positions_T: positions_T >= 8,  # past the window
+        lambda ids_BT, positions_T: torch.tensor(len(positions_T) > 1),
+        *(lambda ids_BT, positions_T, i=i: ids_BT == i for i in (0, 17, 39)),
+    ],
+)
+def test_a_network_is_refused_wherever_its_cache_is_wrong_unless_it_is_proven(
+    monkeypatch, is_wrong
+):
+    model = random_gpt(V=40, block_size=8)
+    forward = model.forward
+
+    def wrong_forward(ids_BT, cache=None):
+        logits_BTV = forward(ids_BT, cache)
+        if cache is None:
+            return logits_BTV
+        positions_T = torch.arange(cache.length - ids_BT.size(1), cache.length)
+        return logits_BTV + 0.01 * is_wrong(ids_BT, positions_T)[..., None]
+
+    monkeypatch.setattr(generate, "NETWORK_IS_PROVEN", False)
+    generate.check_cache(model)
+    model.forward = wrong_forward
+    with pytest.raises(RunError, match="other logits with a cache than without"):
+        next(generate.stream(model, "", [1], GenerationConfig()))
+    with pytest.raises(RunError, match="other logits with a cache than without"):
+        generate.total_nll(model, np.arange(5))
+    monkeypatch.setattr(generate, "NETWORK_IS_PROVEN", True)
+    generate.check_cache(model)

@@ -1,17 +1,20 @@
-"""Tests of error reports, signals, terminal output and atomic writes."""
+"""Tests of error reports, signals, terminal output and divergence."""
 
 import io
+import math
 import os
 import signal
-import sys
 import unicodedata
+from contextlib import nullcontext
 
 import pytest
 import torch
+from torch.amp import GradScaler
 
-from model import errors
-from model.errors import RunError, UserError, atomic_write, catch_signals
+from model.run import errors
+from model.run.errors import DivergenceCheck, RunError, UserError, catch_signals
 
+BIDI_CONTROLS = ["LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"]
 OUT_OF_MEMORY = "error: out of memory. Use a smaller --batch_size.\n"
 
 
@@ -45,17 +48,9 @@ def test_an_expected_error_is_one_line_and_an_exit_status(capsys, error, status,
 
 @pytest.mark.parametrize("kind", [ValueError, RuntimeError])
 def test_any_other_error_keeps_its_traceback(capsys, kind):
-    error = kind("bug")
-    with pytest.raises(kind) as raised:
-        run_main(error)
-    assert raised.value is error
+    with pytest.raises(kind, match="a bug"):
+        run_main(kind("a bug"))
     assert capsys.readouterr() == ("", "")
-
-
-def test_a_command_runs_without_standard_streams(monkeypatch):
-    for name in ("stdin", "stdout", "stderr"):
-        monkeypatch.setattr(sys, name, None)
-    assert run_main(UserError("nobody reads this")) == 2
 
 
 def test_signals_are_caught_for_a_while_except_those_that_were_ignored():
@@ -71,16 +66,9 @@ def test_signals_are_caught_for_a_while_except_those_that_were_ignored():
         signal.signal(signal.SIGHUP, before)
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-BIDI_CONTROLS = ["LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"]
-
-
 def test_only_control_characters_are_replaced_and_only_on_a_terminal():
-    text, terminal, file = "".join(map(chr, range(0x3000))), Terminal(), io.StringIO()
+    text, terminal, file = "".join(map(chr, range(0x3000))), io.StringIO(), io.StringIO()
+    terminal.isatty = lambda: True
     errors.print_line(text, terminal)
     errors.print_line(text, file)
     assert file.getvalue() == text + "\n"
@@ -94,19 +82,17 @@ def test_only_control_characters_are_replaced_and_only_on_a_terminal():
     assert errors.escape_control_chars("\x1b[2Jsafe\revil\r\n", terminal) == "␛[2Jsafeevil\n"
 
 
-@pytest.mark.parametrize("error", [None, OSError(28, "Full"), ValueError("bug"), KeyboardInterrupt])
-def test_atomic_write_replaces_the_file_only_when_it_is_complete(tmp_path, error):
-    path = tmp_path / "file"
-    path.write_bytes(b"old")
-    os.link(path, tmp_path / "link")
-    try:
-        with atomic_write(path) as file:
-            file.write(b"new content")
-            assert path.read_bytes() == b"old"
-            if error is not None:
-                raise error
-    except (RunError, ValueError, KeyboardInterrupt) as raised:
-        assert isinstance(raised, RunError) == isinstance(error, OSError)
-    assert path.read_bytes() == (b"new content" if error is None else b"old")
-    assert (tmp_path / "link").read_bytes() == b"old"  # it was not written in place
-    assert sorted(os.listdir(tmp_path)) == ["file", "link"]
+@pytest.mark.parametrize("number", [math.inf, math.nan])
+@pytest.mark.parametrize("float16", [True, False])
+@pytest.mark.parametrize("scale", [2.0, 1 / 4, 1 / 8])
+def test_numbers_that_are_not_finite_end_a_run_but_float16_gradients_may_overflow_at_first(
+    scale, float16, number
+):
+    divergence = DivergenceCheck(GradScaler("cpu", scale, enabled=float16))
+    may_overflow = float16 and scale > 1 / 8
+    for loss, grad_norm, ends in ((1, 1, False), (1, number, not may_overflow), (number, 1, True)):
+        divergence.add(6, 0.1, torch.tensor(1.0), torch.tensor(1.0))
+        divergence.add(7, 0.1, torch.tensor(loss), torch.tensor(grad_norm))
+        with pytest.raises(RunError, match="at step 7") if ends else nullcontext():
+            divergence.check()
+        divergence.pending = []

@@ -1,0 +1,158 @@
+"""The proof that csampler.c gives the logits of the network, and what happens without it."""
+
+import functools
+import subprocess
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from configs.schema import make_config
+from configs.training import TrainConfig
+from model import checkpoint
+from model.attention import Cache
+from model.fast import csampler
+from model.fast.csampler import CSampler, load_library, make_csampler
+from model.gpt import GPT
+from model.run.source import source_digest
+from tests.conftest import LINES
+from tests.model.test_gpt import random_gpt, random_ids
+
+needs_compiler = pytest.mark.skipif(load_library() is None, reason="there is no C compiler")
+
+
+def test_the_digest_in_csampler_py_is_that_of_the_network():
+    assert csampler.NETWORK_IS_PROVEN, (
+        "the network was edited. To use the C sampler again, make the same edit in csampler.c and "
+        "pack_weights. If the other tests of this file pass, the digest to put into csampler.py is "
+        f"{source_digest('model.gpt', 'GPT', 'Cache')}"
+    )
+
+
+@needs_compiler
+@torch.no_grad()
+@pytest.mark.parametrize("part_length", [1, 3, 16, 48])
+def test_logits_of_a_trained_network_are_the_same_in_c_and_with_a_cache(trained_run, part_length):
+    """For texts of its language and random ones, of every length up to three times its window."""
+    saved = checkpoint.load(trained_run / "best.pt")
+    model = GPT(make_config(TrainConfig, saved.config).model, len(saved.vocab)).eval()
+    checkpoint.restore(saved, model)
+    ids_BT = torch.tensor([saved.vocab.index(char) for char in LINES]).unfold(0, 48, 29)
+    ids_BT = torch.cat((ids_BT, random_ids(*ids_BT.shape, V=len(saved.vocab))))
+    step, cache = CSampler(model).make_step_fn(len(ids_BT)), Cache()
+    expected_BTV = model.double()(ids_BT)
+    parts = zip(*(x.split(part_length, dim=1) for x in (ids_BT, expected_BTV)), strict=True)
+    for part_BT, expected_part_BTV in parts:
+        torch.testing.assert_close(model(part_BT, cache), expected_part_BTV)
+        logits_BV, expected_BV = step(part_BT.numpy()), expected_part_BTV[:, -1]
+        np.testing.assert_allclose(logits_BV, expected_BV, rtol=1e-4, atol=1e-4)
+
+
+def guard_arrays(patch) -> list[np.ndarray]:
+    """Put 64 sevens before and after each new array; returns these arrays with their sevens."""
+    guarded, zeros = [], np.zeros
+
+    def allocate(shape, dtype=float):
+        array = zeros(np.prod(shape) + 128, dtype)
+        array[:64] = array[-64:] = 7
+        guarded.append(array)
+        return array[64:-64].reshape(shape)
+
+    patch.setattr(np, "zeros", allocate)
+    patch.setattr(np, "empty", allocate)
+    return guarded
+
+
+@needs_compiler
+@settings(max_examples=25)
+@given(
+    B=st.sampled_from([1, 7, 8, 9, 17]),
+    D=st.sampled_from([4, 14, 32, 34, 66]),
+    V=st.sampled_from([2, 31, 33, 100]),
+    n_head=st.integers(1, 3),
+    n_layer=st.integers(1, 2),
+    block_size=st.sampled_from([1, 2, 31, 32, 33, 64]),
+)
+def test_logits_equal_the_model_and_nothing_is_written_beyond_the_arrays(B, D, V, n_head, **sizes):
+    """And those of a text are the same to the last bit alone and beside others."""
+    model = random_gpt(V, n_head=n_head, n_embd=n_head * D, **sizes).float()
+    sampler, ids_BT = CSampler(model), random_ids(B, 70, V=V)
+    with pytest.MonkeyPatch.context() as patch:
+        guarded = guard_arrays(patch)
+        step, step_alone = sampler.make_step_fn(B), sampler.make_step_fn(1)
+    logits_TBV = [step(ids_B1).copy() for ids_B1 in ids_BT.numpy().T[..., None]]
+    assert all((np.append(array[:64], array[-64:]) == 7).all() for array in guarded)
+    for logits_BV, id_ in zip(logits_TBV, ids_BT[-1].numpy(), strict=True):
+        np.testing.assert_array_equal(step_alone(id_[None, None])[0], logits_BV[-1])
+    expected_TBV = model.double()(ids_BT).detach().transpose(0, 1).numpy()
+    atol = 1e-3 * np.abs(expected_TBV).max()
+    np.testing.assert_allclose(logits_TBV, expected_TBV, rtol=1e-3, atol=atol)
+
+
+@needs_compiler
+def test_other_networks_precisions_and_long_windows_are_left_to_pytorch(monkeypatch):
+    monkeypatch.setattr(csampler, "NETWORK_IS_PROVEN", True)
+    model = random_gpt().float()
+    assert make_csampler(model) is not None
+    with torch.autocast("cpu", torch.bfloat16):
+        assert make_csampler(model) is None
+    assert make_csampler(random_gpt(block_size=csampler.MAX_WINDOW + 1).float()) is None
+    assert make_csampler(random_gpt().double()) is None
+    monkeypatch.setattr(csampler, "NETWORK_IS_PROVEN", False)
+    assert make_csampler(model) is None
+
+
+@pytest.mark.parametrize("compiler", ["no-such-compiler", "false"])
+def test_without_a_compiler_pytorch_is_used_with_one_note(monkeypatch, capsys, compiler):
+    monkeypatch.setenv("CC", compiler)
+    monkeypatch.setattr(csampler, "NETWORK_IS_PROVEN", True)
+    monkeypatch.setattr(csampler, "load_library", functools.cache(load_library.__wrapped__))
+    assert [make_csampler(random_gpt().float()) for _ in range(2)] == [None, None]
+    assert capsys.readouterr().err.count("note: no C compiler was found") == 1
+
+
+@needs_compiler
+@pytest.mark.parametrize(("n_layer", "block_size"), [(1, 1), (1, 4), (2, 3)])
+def test_logits_after_a_long_text_equal_the_model(n_layer, block_size):
+    """Far from the start, and where a long prompt is cut to the receptive field."""
+    model = random_gpt(n_layer=n_layer, block_size=block_size).float()
+    for block in model.blocks:  # make the first character of the receptive field matter
+        block.shift_attention.mix_2.data *= 10
+        block.shift_mlp_1.mix_2.data *= 10
+        block.shift_mlp_2.mix_2.data *= 10
+    ids_BT = random_ids(1, 50_000)
+    expected_BV = model(ids_BT[:, -100:])[:, -1].detach()
+    cut, whole = CSampler(model).make_step_fn(1), CSampler(model).make_step_fn(1)
+    whole(ids_BT[:, :1].numpy())  # only the first part of a text is cut
+    for logits_BV in (cut(ids_BT.numpy()), whole(ids_BT[:, 1:].numpy())):
+        np.testing.assert_allclose(logits_BV, expected_BV, rtol=1e-5, atol=1e-5)
+
+
+@needs_compiler
+def test_library_is_compiled_once_and_again_if_edited_or_damaged(monkeypatch, tmp_path):
+    run = Mock(wraps=subprocess.run)
+    monkeypatch.setattr(csampler, "SOURCE", tmp_path / "csampler.c")
+    monkeypatch.setattr(subprocess, "run", run)
+
+    def is_compiled(code: str) -> bool:
+        csampler.SOURCE.write_text(code)
+        run.reset_mock()
+        assert load_library.__wrapped__()  # not cached
+        return any("-c" in call.args[0] for call in run.call_args_list)
+
+    edits = ["int step;", "int step;", "int step, edited;", "int step;"]
+    assert [is_compiled(code) for code in edits] == [True, False, True, False]
+    for path in tmp_path.glob("__pycache__/*.so"):
+        content = path.read_bytes()
+        path.unlink()
+        path.write_bytes(content[:4096])  # loading it would crash the process
+    assert [is_compiled("int step;") for _ in range(2)] == [True, False]
+
+
+@needs_compiler
+def test_library_does_not_flush_tiny_numbers_to_zero_in_the_whole_process():
+    """As one that is linked with -ffast-math would."""
+    assert torch.tensor([1e-40]).mul(0.5).item() > 0

@@ -1,0 +1,101 @@
+"""Tests of the attention page: its data are what the model computed."""
+
+import base64
+import json
+import re
+import zlib
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from model import attention
+from model.attention import attention_weights, fast_attend
+from model.inspect import page
+from model.inspect.page import attention_page
+from model.inspect.record import record_attention
+from model.run.errors import RunError
+from tests.model.test_gpt import random_gpt, random_ids
+
+VOCAB = "ab</script>'\"&\n\t\u202e\x1b\U0001f600é"
+
+
+def page_data(html: str) -> dict:
+    """What the page's script reads."""
+    content = re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.S)[1]
+    return json.loads(content)
+
+
+def unpack(text: str, dtype: str, *shape: int) -> np.ndarray:
+    return np.frombuffer(zlib.decompress(base64.b64decode(text)), dtype).reshape(shape)
+
+
+def negative_weights(q, k, *options):
+    """Weights may be negative, and their sum is 0.5."""
+    return attention_weights(q, k, *options) - 0.5 * attention_weights(0 * q, k, *options)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("name", "edited", "uses_kernel"),
+    [
+        ("attention_weights", attention_weights, True),
+        ("attention_weights", negative_weights, False),
+        ("fast_attend", partial(fast_attend, scale=0.5), True),
+    ],
+)
+def test_page_holds_weights_and_losses_and_the_vectors_of_the_textbook_equation(
+    monkeypatch, name, edited, uses_kernel
+):
+    monkeypatch.setattr(attention, name, edited)
+    monkeypatch.setattr(page, "USES_FUSED_KERNEL", uses_kernel)
+    model = random_gpt(V=len(VOCAB), block_size=8).float()
+    model.blocks[1].attention.forward = lambda x_BTC, *args: x_BTC  # it looks at nothing
+    ids = random_ids(1, 20, V=len(VOCAB))[0].tolist()
+    html = attention_page(model, VOCAB, ids, "</script>")
+    assert not re.search(r'(src|href)="(?!data:)|url\(|@import|https?:', html)  # loads nothing
+    data = page_data(html)
+    with record_attention(model) as calls:
+        probs_TV = model(torch.tensor([ids]))[0].softmax(-1).numpy()
+    assert data["about"] == "</script>"
+    assert data["chars"] == [VOCAB[id_] for id_ in ids]
+    assert (data["blocks"], data["window"]) == ([[1, 2], [3, 2]], 8)
+
+    rows, columns = np.tril_indices(20)
+    weights_XTT = np.concatenate([call.weights_BHTS[0] for call in calls])
+    shown = data["unit"] * unpack(data["weights"], "<i2", 4, len(rows))
+    np.testing.assert_allclose(shown, weights_XTT[:, rows, columns], atol=1e-3)
+
+    next_probs = probs_TV[range(19), ids[1:]]
+    assert data["nll"][0] is None
+    np.testing.assert_allclose(data["nll"][1:], -np.log(next_probs), atol=1e-3)
+    for top, probs_V in zip(data["top"], probs_TV, strict=True):
+        likeliest = np.argsort(-probs_V)[:5]
+        assert dict(top) == {VOCAB[i]: pytest.approx(probs_V[i], abs=1e-4) for i in likeliest}
+
+    assert (data["vectors"] is not None) == (edited is attention_weights)
+    if data["vectors"] is not None:
+        vectors = unpack(data["vectors"], "<i2", 2, 2, 3, 20, data["numbers"]) / 100
+        log_sums = torch.tensor(unpack(data["log_sums"], "<f4", 2, 2, 20, 1))
+        for i, (_, q, k, v, _, weights) in enumerate(calls):
+            expected = torch.stack((q[0], k[0], v[0]), dim=1)[..., : data["numbers"]]
+            np.testing.assert_allclose(vectors[i], expected, atol=0.006)
+            shown = (q[0] @ k[0].mT / data["width"] ** 0.5 - log_sums[i]).exp()
+            np.testing.assert_allclose(shown * (weights[0] > 0), weights[0], atol=1e-3)
+
+
+def test_a_network_whose_attention_cannot_be_recorded_is_refused():
+    model = random_gpt()
+    model.forward = lambda ids_BT: torch.zeros(*ids_BT.shape, 5)
+    with pytest.raises(RunError, match="calls fast_attend"):
+        attention_page(model, "abcde", [0, 1, 2], "")
+
+
+def test_a_long_text_is_cut_at_its_end_so_that_the_losses_stay_right(monkeypatch):
+    model, ids = random_gpt(V=5, block_size=8).float(), random_ids(1, 30, V=5)[0].tolist()
+    whole = page_data(attention_page(model, "abcde", ids, "about"))
+    monkeypatch.setattr(page, "MAX_PAGE_CHARS", 20)
+    cut = page_data(attention_page(model, "abcde", ids, "about"))
+    assert cut["nll"] == whole["nll"][:20]
+    assert whole["about"] == "about" and "first 20 of 30" in cut["about"]

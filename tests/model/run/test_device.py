@@ -1,0 +1,126 @@
+"""Tests of the choice of device and dtype, of compilation, of seeds. GPUs are simulated."""
+
+import functools
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from model.run import device
+from model.run.device import DeviceConfig, Machine, choose_device, choose_dtype, default_preset
+from model.run.errors import UserError
+from model.run.processes import Processes
+
+CPU, CUDA, MPS = torch.device("cpu"), torch.device("cuda"), torch.device("mps")
+BATCH = [torch.ones(3, requires_grad=True), torch.ones(3)]
+
+
+@pytest.mark.parametrize("accelerator", [CUDA, MPS, None])
+def test_auto_is_the_accelerator_if_there_is_one_and_cuda_has_a_preset(monkeypatch, accelerator):
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: accelerator)
+    assert choose_device("auto") == (accelerator or CPU)
+    assert default_preset("auto") == ("gpu.toml" if accelerator == CUDA else None)
+    assert default_preset("cpu") is None
+
+
+@pytest.mark.parametrize("name", ["cuda:99", "mps:99", "meta", "cuda:x", ""])
+def test_a_device_that_does_not_exist_is_refused(name):
+    with pytest.raises(UserError, match=f"device '{name}' is not on this machine"):
+        choose_device(name)
+
+
+@pytest.mark.parametrize("feature", ["avx2", "avx512_bf16", "amx_bf16"])
+def test_auto_is_the_fastest_native_dtype_and_float32_for_sampling(monkeypatch, feature):
+    has_bfloat16 = feature != "avx2"
+
+    def is_bf16_supported(including_emulation=True):
+        return has_bfloat16 or including_emulation
+
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", is_bf16_supported)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {feature: True}, raising=False)
+    assert choose_dtype("auto", CPU) == (torch.bfloat16 if has_bfloat16 else torch.float32)
+    assert choose_dtype("auto", CUDA) == (torch.bfloat16 if has_bfloat16 else torch.float16)
+    assert choose_dtype("auto", MPS) == torch.float32
+    assert device.sampling_machine(DeviceConfig("cpu")).dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_matrix_products_run_in_the_dtype_and_float16_is_scaled_and_needs_cuda(dtype):
+    machine, ones = Machine(CPU, dtype), torch.ones(2, 2)
+    with machine.autocast():
+        assert (ones @ ones).dtype == dtype
+        assert torch.is_autocast_enabled("cpu") == (dtype != torch.float32)
+    assert machine.make_scaler().is_enabled() == (dtype == torch.float16)
+    assert choose_dtype(machine.dtype_name, CUDA) == dtype
+    with pytest.raises(UserError, match="float16 needs a CUDA device"):
+        choose_dtype("float16", MPS)
+
+
+def test_each_process_has_a_gpu_of_its_own(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda mode: None)
+    monkeypatch.setattr(device, "choose_device", torch.device)
+    processes = Processes()
+    processes.world_size = 6  # on three machines
+
+    def device_of(local_rank: int, name: str) -> str:
+        processes.local_rank = local_rank
+        return str(device.training_machine(DeviceConfig(name, "float32"), processes).device)
+
+    assert [device_of(rank, "cuda") for rank in (0, 1)] == ["cuda:0", "cuda:1"]
+    assert device_of(5, "cpu") == "cpu"
+    with pytest.raises(UserError, match="at most 2 per machine"):
+        device_of(2, "cuda")
+    with pytest.raises(UserError, match="use --device cuda"):
+        device_of(0, "cuda:0")
+
+
+def loss_fn(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return (x * y).sum()
+
+
+def fail(*args: object) -> None:
+    raise RuntimeError("no C++ compiler\nand a long story")
+
+
+def fail_in_backward(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    loss = loss_fn(x, y)
+    loss.register_hook(fail)
+    return loss
+
+
+compiled_loss_fn = functools.partial(loss_fn)
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind", "compiled", "is_used"),
+    [
+        ("on", CPU, compiled_loss_fn, True),
+        ("auto", CUDA, compiled_loss_fn, True),
+        ("auto", CPU, compiled_loss_fn, False),
+        ("off", CUDA, compiled_loss_fn, False),
+        ("on", CPU, fail, False),
+        ("on", CPU, fail_in_backward, False),
+    ],
+)
+def test_the_compiled_loss_is_used_if_wanted_and_a_compiler_that_fails_costs_one_warning(
+    monkeypatch, capsys, mode, kind, compiled, is_used
+):
+    monkeypatch.setattr(torch, "compile", lambda loss, **options: compiled)
+    used = Machine(kind, torch.float32).compile(loss_fn, mode, BATCH)
+    assert used is (compiled if is_used else loss_fn)
+    warning = "warning: training goes on without torch.compile: no C++ compiler\n"
+    assert capsys.readouterr().err == ("" if compiled is compiled_loss_fn else warning)
+
+
+def test_random_numbers_are_a_function_of_the_seeds_key():
+    def draw(*key: int) -> tuple[float, ...]:
+        device.seed_all(*key)
+        return torch.rand(()).item(), np.random.random(), random.random()
+
+    assert draw(1, 2) == draw(1, 2)
+    keys = [(1,), (1, 0), (1, 0, 0), (1, 2), (1, 3), (2, 2), (1, 2, 1)]
+    for numbers in zip(*(draw(*key) for key in keys), strict=True):
+        assert len(set(numbers)) == len(keys)
