@@ -80,20 +80,21 @@ class ConfigParser(argparse.ArgumentParser):
             raise UserError(f"{str(path)!r} is not a preset file. To continue a run use --resume.")
         try:
             values = tomllib.loads(Path(path).read_text("utf-8-sig"))
-            return self.parse([self.to_flag(name, value) for name, value in values.items()])
+            texts = {name: str(value) for name, value in values.items()}
         except OSError as error:
             raise UserError(f"preset {path} cannot be read: {error.strerror}.") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             hint = "Name a text with --data, a run with --resume."
             raise UserError(f"preset {path} is not valid TOML: {error}. {hint}") from None
+        return self.parse([self.to_flag(name, text) for name, text in texts.items()])
 
-    def to_flag(self, name: str, value: object) -> str:
+    def to_flag(self, name: str, text: str) -> str:
         """The flag that stands for a line of a preset."""
         self.require_known(name, self.keys)
-        is_switch = isinstance(self._option_string_actions[f"--{name}"], BooleanOptionalAction)
-        if is_switch and isinstance(value, bool):
-            return f"--{name}" if value else f"--no-{name}"
-        return f"--{name}={value}"
+        if isinstance(self._option_string_actions[f"--{name}"], BooleanOptionalAction):
+            switches = {"True": f"--{name}", "False": f"--no-{name}"}
+            return switches.get(text, f"--{name}={text}")
+        return f"--{name}={text}"
 
 
 def number_type(kind: type, interval: str = "(-inf, inf)") -> Callable[[str], int | float]:

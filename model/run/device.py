@@ -79,7 +79,7 @@ class Machine:
         pass; the caller clears the gradients. If it fails, one warning says why, and `loss_fn`
         itself is returned.
         """
-        if mode == "off" or (mode == "auto" and self.device.type != "cuda"):
+        if mode in ("off", "False") or (mode == "auto" and self.device.type != "cuda"):
             return loss_fn
         # On a CPU, PyTorch's own random numbers are faster than the compiler's, and equal to
         # those of a run that is not compiled.

@@ -1,4 +1,4 @@
-"""The default preset on other texts, in at most the time of nanoGPT's CPU command on each.
+"""The default run on other texts, in at most the time of nanoGPT's CPU command on each.
 
 --texts FILE ...: the texts. Where Quill takes longer, it runs again with fewer steps.
 """

@@ -16,11 +16,11 @@ from statistics import median
 
 import numpy as np
 
-from configs import TrainConfig, make_config
+from configs.schema import make_config
+from configs.training import TrainConfig
 from model import checkpoint
 from model.checkpoint import Checkpoint
-from model.csampler import make_csampler
-from model.generate import SamplingConfig, stream
+from model.generate import GenerationConfig, stream
 from model.gpt import GPT
 from tests.benchmarks.peer import ROOT, arguments, machine
 
@@ -44,10 +44,9 @@ def quill(saved: Checkpoint, count: int, length: int) -> float:
     """Characters per second of `count` texts together."""
     model = GPT(make_config(TrainConfig, saved.config).model, len(saved.vocab)).eval()
     checkpoint.restore(saved, model)
-    csampler = make_csampler(model)
-    config = SamplingConfig(max_new_tokens=length, num_samples=count)
+    config = GenerationConfig(max_new_tokens=length, num_samples=count)
     start_time = time.perf_counter()
-    for _ in stream(model, saved.vocab, [0], config, csampler=csampler):
+    for _ in stream(model, saved.vocab, [0], config):
         pass
     return count * length / (time.perf_counter() - start_time)
 

@@ -3,7 +3,7 @@
 The ratio is Quill's time to A100_LOSS over nanoGPT's time to its best validation loss.
 """
 
-from data.download import tiny_shakespeare
+from data.shakespeare import tiny_shakespeare
 from tests.benchmarks.minute import A100_LOSS
 from tests.benchmarks.peer import arguments, machine, nanogpt, quill
 

@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from data.download import tiny_shakespeare
+from data.shakespeare import tiny_shakespeare
 from tests.benchmarks.peer import ROOT, machine
 
 

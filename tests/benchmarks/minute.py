@@ -7,7 +7,7 @@ The ratio is Quill's time to A100_LOSS over the wall clock of nanoGPT's whole co
 import re
 from pathlib import Path
 
-from data.download import tiny_shakespeare
+from data.shakespeare import tiny_shakespeare
 from tests.benchmarks.chart import draw_svg
 from tests.benchmarks.peer import CPU_COMMAND, ROOT, Outcome, arguments, machine, nanogpt, quill
 

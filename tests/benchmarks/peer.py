@@ -15,8 +15,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 
@@ -65,10 +67,12 @@ def quill(*flags: object) -> Outcome:
         return outcome
 
 
-def nanogpt(clone: Path, text: Path, *flags: object) -> Outcome:
+def nanogpt(
+    clone: Path, text: Path, *flags: object, edits: Mapping[str, str] = MappingProxyType({})
+) -> Outcome:
     """nanoGPT's train.py on `text`, with config/train_shakespeare_char.py and these flags.
 
-    The preparation of the text is not timed.
+    `edits` replaces lines of its code. The preparation of the text is not timed.
     """
     with tempfile.TemporaryDirectory() as folder:
         ignore = shutil.ignore_patterns(".git", "*.bin")
@@ -76,6 +80,11 @@ def nanogpt(clone: Path, text: Path, *flags: object) -> Outcome:
         data = work / "data/shakespeare_char"
         shutil.copy(text, data / "input.txt")
         subprocess.run([sys.executable, "prepare.py"], cwd=data, check=True, capture_output=True)
+        code = (work / "train.py").read_text()
+        for old, new in edits.items():
+            assert old in code, old
+            code = code.replace(old, new)
+        (work / "train.py").write_text(code)
         command = [sys.executable, "train.py", "config/train_shakespeare_char.py", *map(str, flags)]
         return _run(command, work, r"val loss ([\d.]+)", f"{folder}/cache")
 

@@ -1,6 +1,7 @@
 """Two processes with half of the cores each against one process with all of them, alternating.
 
 Characters per second of training steps. The cores are the same, so 1.00 is the best possible ratio.
+--part: the share of the usual number of steps.
 """
 
 import json
@@ -13,9 +14,9 @@ from pathlib import Path
 from tests.benchmarks.peer import ROOT, arguments, machine
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
-RUNS = {
-    "default": ("--max_iters=250",),
-    "11.9 M": ("configs/nanogpt.toml", "--batch_size=16", "--max_iters=24", "--val_fraction=0.02"),
+RUNS = {  # flags, and steps
+    "default": ([], 250),
+    "11.9 M": (["configs/nanogpt.toml", "--batch_size=16", "--val_fraction=0.02"], 24),
 }
 
 
@@ -30,11 +31,12 @@ def chars_per_second(count: int, *flags: str) -> float:
 
 
 def main() -> None:
-    seeds = arguments().seeds
+    args = arguments(part=1.0)
     print(machine())
     print(f"{'network':>8} {'one':>8} {'two':>8} ratio")
-    for name, flags in RUNS.items():
-        for seed in seeds:
+    for name, (flags, steps) in RUNS.items():
+        flags += [f"--max_iters={max(1, round(steps * float(args.part)))}"]
+        for seed in args.seeds:
             one, two = (chars_per_second(count, *flags, f"--seed={seed}") for count in (1, 2))
             print(f"{name:>8} {one:>8,.0f} {two:>8,.0f} {two / one:.2f}", flush=True)
 

@@ -20,15 +20,15 @@ import numpy as np
 import train
 from data import prepared
 from model import checkpoint
-from model.errors import UserError
+from model.run.errors import UserError
 from tests.benchmarks.peer import ROOT, arguments, machine
 from tests.conftest import LINES, TINY
 from tests.test_guarantees import FUZZ, assert_intact, flip
 from tests.test_guarantees import fuzz as run_random_inputs
 from tests.test_train import assert_same_run
 
-TINY_RUN = ["--data", "text.txt", *TINY]
-LONG = ["--max_iters", "800", "--eval_interval", "3", "--log_interval", "1", "--dropout", "0.1"]
+TINY_RUN = ["--data=text.txt", *TINY]
+LONG = ["--max_iters=800", "--eval_interval=3", "--log_interval=1", "--dropout=0.1"]
 
 # train.py with slower disk writes, so that kills fall inside them on any machine.
 SLOW_DISK = """

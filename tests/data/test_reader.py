@@ -10,7 +10,7 @@ def test_the_text_files_of_a_folder_are_joined_by_newlines_in_order_of_their_pat
     (tmp_path / "a.txt").mkdir()
     for name in ("b.txt", "a.txt/z.txt", "a.txt/c.txt", "d.md"):
         (tmp_path / name).write_text(name)
-    chunks = read_chunks(find_text_files(tmp_path), "utf-8", on_read=lambda size: None)
+    chunks = read_chunks(find_text_files(tmp_path), "utf-8")
     assert "".join(chunks) == "a.txt/c.txt\na.txt/z.txt\nb.txt"
 
 

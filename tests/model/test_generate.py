@@ -92,9 +92,12 @@ def test_the_sampling_rule_sees_the_prompt_and_all_that_is_written(monkeypatch):
 @pytest.mark.parametrize(
     "is_wrong",
     [
-        lambda ids_BT, positions_T: positions_T == 0,
-        lambda ids_BT, positions_T: positions_T >= 8,  # past the window
         lambda ids_BT, positions_T: torch.tensor(len(positions_T) > 1),
+        lambda ids_BT, positions_T: positions_T >= 8,  # past the window
+        *(
+            lambda ids_BT, positions_T, n=n: (positions_T == 0) & (len(positions_T) == n)
+            for n in (1, 3, 8)
+        ),
         *(lambda ids_BT, positions_T, i=i: ids_BT == i for i in (0, 17, 39)),
     ],
 )
