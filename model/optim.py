@@ -23,7 +23,9 @@ SHARED_SIZE = 256
 class OptimConfig:
     """How long and how fast to learn."""
 
-    batch_size: Annotated[int, "examples per optimizer step, over all processes", "[1, 1000000]"] = 8
+    batch_size: Annotated[
+        int, "examples per optimizer step, over all processes", "[1, 1000000]"
+    ] = 8
     gradient_accumulation_steps: Annotated[
         int, "parts the batch is split into, to save memory", "[1, inf)"
     ] = 1

@@ -29,7 +29,7 @@ class AttentionCall(NamedTuple):
 
 @contextlib.contextmanager
 def record_attention(model: GPT) -> Iterator[list[AttentionCall]]:
-    """Inside, each attention of `model` is appended to the list.
+    """Inside, each attention of one forward pass of `model` is appended to the list.
 
     The network computes the equation in place of the fused kernel meanwhile. What is recorded are
     the weights that `attention_weights` returned to `attend`, also if one of them was edited.

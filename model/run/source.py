@@ -24,14 +24,14 @@ def source_digest(module: str, *names: str) -> str:
 
     Comments, docstrings, annotations, formatting and the version of Python do not count, nor does
     model/run/, which changes no number. Statements that may change what is defined elsewhere, such
-    as `MLP.forward = other`, always count. Names are followed only through
-    `from module import name`.
+    as `MLP.forward = other`, always count. A name is followed into another module only if the code
+    says `from module import name` at its top.
     """
 
     @functools.cache
     def statements_of(module: str) -> list[ast.stmt]:
         path = ROOT.joinpath(*module.split(".")).with_suffix(".py")
-        is_followed = path.exists() and not module.startswith("model.run")
+        is_followed = path.exists() and not module.startswith("model.run.")
         return body_of(ast.parse(path.read_text("utf-8"))) if is_followed else []
 
     pending = {(module, name) for name in names}
@@ -39,14 +39,15 @@ def source_digest(module: str, *names: str) -> str:
     while pending:
         module, name = pending.pop()
         done.add((module, name))
+        used_names, texts = set(), []
         for statement in statements_of(module):
             bound = bound_names(statement)
             if name in bound or not bound:
-                used_names = set()
-                parts.add(f"{module} {bound.get(name)} {dump(statement, used_names)}")
-                pending |= {(module, used) for used in used_names} - done
-                if isinstance(statement, ast.ImportFrom) and name in bound:
-                    pending |= {(str(statement.module), bound[name])} - done
+                texts.append(dump(statement, used_names))
+            if isinstance(statement, ast.ImportFrom) and name in bound:
+                pending |= {(str(statement.module), bound[name])} - done
+        pending |= {(module, used) for used in used_names} - done
+        parts.add(f"{module} {name}: {texts}")
     return hashlib.sha256("\n".join(sorted(parts)).encode()).hexdigest()
 
 
@@ -80,7 +81,7 @@ def dump(node: object, names: set[str]) -> str:
     if isinstance(node, list):
         return f"[{', '.join(dump(item, names) for item in node)}]"
     if isinstance(node, ast.Constant):
-        return repr(node.value)
+        return f"Constant({node.value!r})"
     if isinstance(node, ast.keyword) and node.arg == "digest":
         return ""  # of `is_proven`: no digest contains itself
     if not isinstance(node, ast.AST):

@@ -20,22 +20,8 @@ def optimizer_step(config: OptimConfig, make_grad) -> dict[str, tuple[torch.Tens
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     for optimizer in optim.make_optimizers(model, config, torch.float32):
         optimizer.step()
-    return {
-        name: (before[name], parameter.detach()) for name, parameter in model.named_parameters()
-    }
-
-
-def random_parameters(shapes: list[tuple[int, ...]]) -> list[nn.Parameter]:
-    """Parameters with gradients, the same each time."""
-    generator = torch.Generator().manual_seed(0)
-    parameters = [nn.Parameter(torch.randn(shape, generator=generator)) for shape in shapes]
-    for parameter in parameters:
-        parameter.grad = torch.randn(parameter.shape, generator=generator)
-    return parameters
-
-
-def named(parameters: list[nn.Parameter]) -> list[tuple[str, nn.Parameter]]:
-    return [(str(i), parameter) for i, parameter in enumerate(parameters)]
+    after = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    return {name: (before[name], after[name]) for name in before}
 
 
 def copy_matrices(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -54,9 +40,8 @@ def test_the_learning_rate_rises_linearly_until_a_line_falls_to_zero_at_the_end(
 
 def test_one_learning_rate_serves_both_optimizers():
     """The root mean square of a step is about the learning rate, and at most that."""
-    for name, (old, new) in optimizer_step(
-        OptimConfig(learning_rate=0.01), torch.randn_like
-    ).items():
+    config = OptimConfig(learning_rate=0.01)
+    for name, (old, new) in optimizer_step(config, torch.randn_like).items():
         rms = (new - old).square().mean().sqrt().item()
         is_frozen = name.startswith("blocks.0.")
         assert rms == 0 if is_frozen else 0.1 < rms / 0.01 < 1.01, name
@@ -72,10 +57,12 @@ def test_weight_decay_shrinks_only_the_matrices_of_the_blocks():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_muon_steps_as_the_muon_of_pytorch_does_with_rows_of_one_length(dtype):
     """At every scale of the gradients. PyTorch's steps one matrix at a time, in bfloat16."""
-    *ours, unused = random_parameters([(16, 16), (64, 16), (2, 2, 16, 64), (16, 16)])
-    unused.grad = None
+    torch.manual_seed(0)
+    ours = [nn.Parameter(torch.randn(shape)) for shape in ((16, 16), (64, 16), (2, 2, 16, 64))]
+    unused = nn.Parameter(torch.randn(16, 16))  # it has no gradient
+    named_parameters = [(str(i), parameter) for i, parameter in enumerate([*ours, unused])]
     theirs = [nn.Parameter(matrix) for matrix in copy_matrices(ours)]
-    muon = Muon(named([*ours, unused]), lr=0.1, weight_decay=0.3, dtype=dtype)
+    muon = Muon(named_parameters, lr=0.1, weight_decay=0.3, dtype=dtype)
     pytorch_muon = torch.optim.Muon(theirs, lr=0.1, weight_decay=0.0, ns_steps=4)
     for scale in (1e-6, 1e-6, 1e6, 1e6):
         before, theirs_before = copy_matrices(ours), copy_matrices(theirs)
