@@ -26,7 +26,7 @@ from model.checkpoint import Checkpoint
 from model.generate import GenerationConfig, start_character, stream
 from model.gpt import GPT
 from model.inspect.chart import loss_chart, overfitting_hint
-from model.inspect.maps import MAP_CHARS, draw_weights
+from model.inspect.maps import draw_weights
 from model.inspect.record import attention_by_head
 from model.optim import copy_parameters, learning_rate, make_optimizers, update_ratio
 from model.run import source
@@ -201,8 +201,8 @@ def train(
                 last_lr = learning_rate(max(step - 1, 0), optim_config)
                 require_finite("validation loss", val_loss, step, last_lr)
                 is_best = state.add_evaluation(val_loss)
-                logger.log_scalar("loss", val_loss, step, "val")
-                logger.log_scalar("loss_best", state.best_val_loss, step, "val")
+                logger.log_scalar("loss", val_loss, step)
+                logger.log_scalar("loss_best", state.best_val_loss, step)
                 speed = f"{chars_per_second():>9,.0f} characters/s"
                 note = "  best so far" if is_best else ""
                 logger.print(f"step {step:>6}  validation loss {val_loss:.4f} {speed}{note}")
@@ -261,7 +261,7 @@ def train(
                     tag = f"optimizer/update_ratio {type(optimizer).__name__}"
                     values[tag] = update_ratio(optimizer, old)
                 for tag, value in values.items():
-                    logger.log_scalar(tag, value, step)
+                    logger.log_scalar(tag, value, step, "train")
                 logger.describe_progress(f"loss {mean_loss:.3f}")
             state.train_seconds += time.perf_counter() - step_start
             state.step += 1
@@ -325,11 +325,9 @@ def log_pictures(logger: RunLogger, model: GPT, corpus: Corpus, step: int) -> No
     if sys.stdout.isatty() and sys.stderr.isatty():
         width = shutil.get_terminal_size().columns - 6
         logger.print(f"     {' '.join(sample.split())[:width]}")
-    x_BT, _ = corpus.gather_examples(
-        np.array([corpus.train_chars]), min(model.config.block_size, MAP_CHARS)
-    )
+    x_BT, _ = corpus.gather_examples(np.array([corpus.train_chars]), model.config.block_size)
     ids = x_BT[0].tolist()
-    for head, weights_TT in attention_by_head(model, ids):
+    for head, weights_TT in attention_by_head(model, ids):  # of "block 1, head 1" and so on
         logger.log_image(f"map/{head}", draw_weights(weights_TT, vocab, ids), step)
     model.train()
 

@@ -65,14 +65,13 @@ class ConfigParser(argparse.ArgumentParser):
         for word in unknown:
             if not word.startswith("--"):
                 raise UserError(f"unexpected argument {word!r}. See --help.")
-            self.require_known(word[2:].partition("=")[0], [])
+            raise self.unknown_key(word[2:].partition("=")[0])
         return vars(parsed)
 
-    def require_known(self, name: str, known: list[str]) -> None:
-        """Raise UserError, with the nearest key, if `name` is not a known key."""
-        if name not in known:
-            nearest = difflib.get_close_matches(name, self.keys, n=1, cutoff=0)[0]
-            raise UserError(f"unknown key {name!r}. Did you mean {nearest}?")
+    def unknown_key(self, name: str) -> UserError:
+        """The error for an unknown key, with the nearest known one."""
+        nearest = difflib.get_close_matches(name, self.keys, n=1, cutoff=0)[0]
+        return UserError(f"unknown key {name!r}. Did you mean {nearest}?")
 
     def parse_preset(self, path: str | Path) -> dict[str, Any]:
         """The values of a TOML file, which are read as if they were flags."""
@@ -90,7 +89,8 @@ class ConfigParser(argparse.ArgumentParser):
 
     def to_flag(self, name: str, text: str) -> str:
         """The flag that stands for a line of a preset."""
-        self.require_known(name, self.keys)
+        if name not in self.keys:
+            raise self.unknown_key(name)
         if isinstance(self._option_string_actions[f"--{name}"], BooleanOptionalAction):
             switches = {"True": f"--{name}", "False": f"--no-{name}"}
             return switches.get(text, f"--{name}={text}")

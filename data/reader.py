@@ -1,7 +1,7 @@
 """Which files a path means, and files to text.
 
-Another format, such as JSON Lines, goes here: name its files in TEXT_FILES, and write a function
-like `read_file` that yields the text of one such file, for `read_chunks` to call.
+For another format, such as JSON Lines, change TEXT_FILES, and `read_file`, which makes text of one
+file.
 """
 
 import codecs

@@ -207,13 +207,14 @@ def test_evaluations_do_not_change_training_and_are_repeatable(tiny, monkeypatch
 
 
 def test_a_run_directory_holds_config_checkpoints_summary_and_what_tensorboard_shows(
-    tiny, text_file
+    tiny, text_file, capsys
 ):
     run, text = Path("run"), text_file.read_text()
     run.mkdir()
     Path("run/notes.tmp").touch()  # what others put there is kept
     assert tiny("--max_iters=15 --eval_interval=10 --out_dir=run") == 0
     assert train.main(["--resume", "run", "--max_iters", "25"]) == 0
+    assert "warning" not in capsys.readouterr().out  # of TensorBoard
     names = {"config.toml", "last.pt", "best.pt", "summary.json", "train", "val", "notes.tmp"}
     assert {path.name for path in run.iterdir()} == names
     result = summary(run)

@@ -27,8 +27,8 @@ SHIFT = 2  # previous positions that a token shift mixes
 SHIFTS = 3  # token shifts in a block
 MAX_WINDOW = 2048  # with longer windows PyTorch is as fast
 
-# tests/model/fast/test_csampler.py proves that csampler.c gives the logits of this network, and that its
-# logits do not depend on the cache. After an edit of both it prints the digest.
+# tests/model/fast/test_csampler.py proves that csampler.c gives the logits of this network, with
+# and without a cache. After an edit of both it prints the digest.
 NETWORK_IS_PROVEN = is_proven(
     "model.gpt",
     "GPT",

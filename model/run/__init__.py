@@ -1,4 +1,4 @@
-"""The machine: devices, processes, files, errors, logs. It changes no number that is computed.
+"""The machine: devices, processes, files, errors, logs. No mathematics of the network.
 
 May be imported everywhere. Imports nothing else of this repository.
 """

@@ -66,7 +66,7 @@ class RunLogger:
             total=max_iters, initial=step, unit="step", dynamic_ncols=True, disable=None
         )
 
-    def log_scalar(self, tag: str, value: float, step: int, split: str = "train") -> None:
+    def log_scalar(self, tag: str, value: float, step: int, split: str = "val") -> None:
         """Add a point to a curve."""
         with disk_errors(self.run_dir):
             self.writers[split].add_scalar(tag, value, step)
