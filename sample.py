@@ -56,6 +56,9 @@ class TextConfig:
             given = [name for name in names if getattr(self, name)]
             if len(given) > 1:
                 raise UserError(f"{' and '.join(given)} exclude each other. Give one of them.")
+        if self.attention is not None and not self.attention.endswith(".html"):
+            # No checkpoint or text can be overwritten by mistake.
+            raise UserError(f"attention is {self.attention!r}. The name must end in .html.")
 
 
 @dataclass(frozen=True)

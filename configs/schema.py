@@ -44,14 +44,16 @@ class ConfigParser(argparse.ArgumentParser):
                 options: dict[str, Any] = {"help": words.replace("%", "%%")}
                 if kind is bool:
                     options["action"] = BooleanOptionalAction
-                elif get_origin(kind) is Literal:
+                elif get_origin(kind) is Literal and {type(c) for c in get_args(kind)} == {str}:
                     options["choices"] = get_args(kind)
                 elif kind in (int, float):
                     options["type"] = number_type(kind, *interval)
                     options["metavar"] = kind.__name__.upper()
-                else:
+                elif kind in (str, str | None):
                     options["type"] = unicode_text
                     options["metavar"] = "TEXT"
+                else:
+                    raise TypeError(f"{f.name} has an unsupported type: {kind}")
                 group.add_argument(f"--{f.name}", **options)
                 self.keys.append(f.name)
 

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 import sample
 import train
@@ -27,21 +26,16 @@ FILES = {
 # and --data good.txt, sampling takes runs/it.
 CASES = [
     ("train.py --data missing.txt", "missing.txt does not exist", "--data"),
-    ("train.py --data empty.txt", "empty.txt is empty"),
     ("train.py --data same.txt", "same.txt", "'a'"),
     ("train.py --data short.txt", "90 training", "10 validation", "is 16", "--val_fraction"),
-    ("train.py --data latin.txt", "latin.txt is not utf-8", "0xe9 at offset 0", "--encoding"),
     ("train.py --data folder", "folder is neither a file nor a folder with *.txt files"),
     ("train.py --n_layer -3", "argument --n_layer: -3 is not in [1, 1000]"),
     ("train.py --n_embd 12 --n_head 4", "n_embd is 12", "n_head is 4", "even"),
-    ("train.py --batch_size 8 --gradient_accumulation_steps 3", "batch_size is 8", "multiple"),
-    ("train.py --device cuda", "'cuda' is not on this machine"),
     ("train.py folder", "'folder' is not a preset", "--resume"),
     ("train.py --out_dir other_run", "other_run already holds a run", "--resume other_run"),
     ("train.py --out_dir empty.txt/x --data missing.txt", "empty.txt/x cannot be written"),
     ("train.py --resume folder", "folder/last.pt cannot be read"),
     ("train.py --resume only_best", "only_best/last.pt", "--resume only_best/best.pt"),
-    ("train.py --resume cut_short.pt", "cut_short.pt is not a checkpoint"),
     ("train.py --resume runs/it --learning_rate 1", "learning_rate cannot be changed"),
     ("train.py --resume runs/it --data other.txt", "is not the text of this run", "--init_from"),
     ("train.py --init_from runs/it --n_layer 3", "n_layer is 3", "runs/it has 2"),
@@ -56,6 +50,7 @@ CASES = [
     ("sample.py --score good.txt --prompt KATE", "prompt and score"),
     ("sample.py --top_p 0", "argument --top_p: 0 is not in (0, 1]"),
     ("sample.py --attention page.html --interactive", "interactive", "attention"),
+    ("sample.py --attention runs/it/best.pt", "runs/it/best.pt", "must end in .html"),
 ]
 PROGRAMS = ["train.py", "train.py --data", "train.py --resume", "train.py --init_from"]
 PROGRAMS += ["train.py --out_dir", "sample.py", "sample.py --prompt_file", "sample.py --score"]
@@ -74,8 +69,6 @@ def folder(tmp_path_factory, trained_run) -> Path:
             shutil.copytree(trained_run, run)
         Path("only_best/last.pt").unlink()
         Path("only_last/best.pt").unlink()
-        whole = Path("runs/it/best.pt").read_bytes()
-        Path("cut_short.pt").write_bytes(whole[: len(whole) // 2])
     return folder
 
 
@@ -83,7 +76,6 @@ def folder(tmp_path_factory, trained_run) -> Path:
 def error_of(elsewhere, folder, monkeypatch, capsys):
     """error_of("train.py --n_layer 0") returns the one line with which the program refuses."""
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
     def contents() -> dict[Path, bytes | None]:
         return {path: path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
@@ -91,7 +83,7 @@ def error_of(elsewhere, folder, monkeypatch, capsys):
     def run(command: str) -> str:
         program, *argv = shlex.split(command)
         if program == "train.py" and "--resume" not in argv:
-            sizes = [] if "--init_from" in argv else TINY
+            sizes = ["--device=cpu"] if "--init_from" in argv else TINY
             argv = ["--data", "good.txt", *sizes, *argv]
         capsys.readouterr()
         before = contents()

@@ -19,12 +19,13 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tensorboard.summary.writer.record_writer import RecordWriter
 
 import sample
 import train
 from configs.schema import ConfigParser
 from configs.training import TrainConfig
-from data import prepared
+from data import corpus, prepared
 from model import checkpoint
 from model.run.device import Machine
 from tests.conftest import ROOT, TINY, curve, file_size_limit, torchrun_variables
@@ -49,7 +50,7 @@ def test_a_killed_and_resumed_run_equals_an_uninterrupted_run(tiny, monkeypatch)
     """Killed inside a step and at every write: a copy is what SIGKILL would leave."""
     flags = "--max_iters=8 --eval_interval=4 --log_interval=1 --dropout=0.2"
     flags += " --gradient_accumulation_steps=2 --out_dir="
-    fsync, copies = os.fsync, []
+    fsync, write, copies = os.fsync, RecordWriter.write, []
 
     def copy_run(_=None):
         copies.append(Path(shutil.copytree("whole", f"killed{len(copies)}")))
@@ -59,8 +60,13 @@ def test_a_killed_and_resumed_run_equals_an_uninterrupted_run(tiny, monkeypatch)
             copy_run()
         fsync(file)
 
+    def write_slowly(*args):  # to the event files: each save must wait for them
+        time.sleep(0.005)
+        write(*args)
+
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", copy_run_and_sync)
+        patch.setattr(RecordWriter, "write", write_slowly)
         at_steps(patch, [6], copy_run)
         assert tiny(f"{flags}whole") == 0
     unfinished = {path.name.split(".")[0] for run in copies for path in run.glob("*.tmp")}
@@ -111,6 +117,7 @@ def run_process(variables: dict[str, str], flags: str, edit: Callable | None) ->
     for number, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(f"{name}{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
     prepared.PREPARED = Path("prepared")
+    corpus.EVAL_BATCH_CHARS = 64  # several batches for each process
     if edit is not None:
         edit(rank)
     flags += " --data=text.txt --dtype=float32 --log_interval=1"
@@ -120,15 +127,17 @@ def run_process(variables: dict[str, str], flags: str, edit: Callable | None) ->
 @pytest.fixture
 def train_in_two(forkserver, text_file):
     """train_in_two(flags, edit): start a run of two processes, as torchrun does."""
+    started = []
 
     def start(flags: str, edit: Callable | None = None) -> list[Process]:
-        arguments = [(variables, flags, edit) for variables in torchrun_variables(2)]
-        processes = [forkserver.Process(target=run_process, args=args) for args in arguments]
-        for process in processes:
-            process.start()
-        return processes
+        for variables in torchrun_variables(2):
+            started.append(forkserver.Process(target=run_process, args=(variables, flags, edit)))
+            started[-1].start()
+        return started[-2:]
 
-    return start
+    yield start
+    for process in started:
+        process.kill()
 
 
 def end(*processes: Process) -> list[int]:

@@ -107,21 +107,22 @@ def test_the_attention_page_shows_the_text_that_is_written_or_scored(run_sample)
     assert words[-2:] == ["90", "characters"]
 
 
-def test_an_old_attention_page_is_kept_if_none_can_be_written(run_dir, monkeypatch, capsys):
+def test_an_old_attention_page_is_kept_if_none_can_be_written(monkeypatch, capsys, run_dir):
     def write_page(path: str) -> int:
         return sample.main(["--max_new_tokens", "5", "--attention", path])
 
     Path("page.html").write_text("old")
     with file_size_limit(1000):  # as on a full disk
         assert write_page("page.html") == 1
-    for path in ("missing/page.html", str(run_dir)):
+    Path("folder.html").mkdir()
+    for path in ("missing/page.html", "folder.html"):
         assert write_page(path) == 1
         assert f"\nerror: {path} cannot be written" in capsys.readouterr().err
     with monkeypatch.context() as patch:
         patch.setattr(sample, "stream", Mock(side_effect=KeyboardInterrupt))
         assert write_page("page.html") == 130
     assert Path("page.html").read_text() == "old"
-    assert sorted(os.listdir()) == ["page.html", "runs"]
+    assert sorted(os.listdir()) == ["folder.html", "page.html", "runs"]
     assert write_page("page.html") == 0
     assert read_page()["chars"]
 

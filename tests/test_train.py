@@ -16,11 +16,9 @@ import torch
 import torch.nn.functional as F
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-import sample
 import train
 from data.corpus import DataConfig, open_corpus
 from model import checkpoint
-from model.fast import csampler
 from model.gpt import GPT, GPTConfig
 from model.optim import OptimConfig
 from model.run.device import Machine, seed_all
@@ -177,17 +175,12 @@ def test_a_training_step_stays_on_the_device_of_the_model(T):
     train.DivergenceCheck(torch.amp.GradScaler(enabled=False)).add(0, 0.1, loss, grad_norm)
 
 
-def test_a_machine_may_lack_locks_hangup_signals_bfloat16_and_a_compiler(tiny, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "fcntl", None)  # Windows
+def test_a_machine_may_lack_locks_and_hangup_signals(tiny, monkeypatch):
+    """As Windows does."""
+    monkeypatch.setitem(sys.modules, "fcntl", None)
     monkeypatch.delattr(signal, "SIGHUP")
-    monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
-    monkeypatch.setenv("CC", "no-such-compiler")
-    monkeypatch.setattr(csampler, "load_library", csampler.load_library.__wrapped__)  # not cached
     assert tiny("--max_iters=3 --out_dir=run") == 0
     assert train.main(["--resume", "run", "--max_iters", "5"]) == 0
-    assert sample.main(["run", "--max_new_tokens", "20"]) == 0
-    assert summary(Path("run"))["dtype"] == "float32"
-    assert "note: no C compiler was found" in capsys.readouterr().err
 
 
 def test_evaluations_do_not_change_training_and_are_repeatable(tiny, monkeypatch):

@@ -161,3 +161,10 @@ def test_a_wrong_flag_or_preset_is_refused(flag, toml, message):
     Path("p.toml").write_text(toml, "latin-1")
     with pytest.raises(UserError, match=re.escape(message)):
         from_command_line("p.toml", flag)
+
+
+@pytest.mark.parametrize("hint", [list[int], Path, int | None, Literal[True]])
+def test_a_key_of_an_unsupported_type_is_refused_when_the_program_starts(hint, monkeypatch):
+    add_key(monkeypatch, Annotated[hint, "help"], None)
+    with pytest.raises(TypeError, match="new_key"):
+        from_command_line()
