@@ -22,7 +22,7 @@ from model.run.errors import UserError
 from model.run.files import atomic_write, disk_errors
 
 PREPARED = Path(__file__).with_name("prepared")  # may be deleted at any time
-SOURCES = sorted(Path(__file__).parent.glob("*.py"))  # the code that makes the ids
+SOURCES = sorted(Path(__file__).parent.rglob("*.py"))  # the code that makes the ids
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ def run_edited(context, elsewhere):
         for name in ("train.py", "sample.py"):
             shutil.copy(ROOT / name, copy)
         for name, old, new in edit:
-            text = (copy / name).read_text("utf-8")
+            text = (copy / name).read_text("utf-8") if (copy / name).exists() else ""
             assert old in text, f"{name} has no {old!r}"
             (copy / name).write_text(text.replace(old, new), "utf-8")
         with ProcessPoolExecutor(1, mp_context=context) as pool:
@@ -225,6 +225,20 @@ OTHER_NETWORK: dict[str, Edit] = {
         (GPT, "class Block(", "def linear(self, x_BTC):\n    return self.proj(self.fc(x_BTC))\n\n\n"
          "MLP.forward = linear\n\n\nclass Block("),
     ],
+    "a method that a decorator replaces": [
+        (GPT, "class Block(", "def replaces_forward(function):\n    MLP.forward = function\n\n\n"
+         "@replaces_forward\ndef linear(self, x_BTC):\n    return self.proj(self.fc(x_BTC))\n\n\n"
+         "class Block("),
+    ],
+    "a method that an imported module replaces": [
+        ("model/patches.py", "",
+         "from model import attention\n\nattention.norm = lambda x: x / (1 + x.abs())\n"),
+        (GPT, "from model.attention import", "import model.patches\nfrom model.attention import"),
+    ],
+    "a method that an unused class replaces": [
+        (GPT, "class Block(", "class Linear:\n    def forward(self, x_BTC):\n"
+         "        return self.proj(self.fc(x_BTC))\n\n    MLP.forward = forward\n\n\nclass Block("),
+    ],
     "a method that a call replaces": [
         (GPT, "class Block(", "_ = setattr(MLP, 'forward', lambda self, x: self.proj(self.fc(x)))\n"
          "\n\nclass Block("),
@@ -276,6 +290,13 @@ WRONG_CACHE: dict[str, Edit] = {
     "the embedding sees doubled characters": [
         (GPT, EMBED, f"{EMBED}\n        is_doubled = ids_BT[:, 1:] == ids_BT[:, :-1]\n"
          "        x_BTC = x_BTC * (1 + F.pad(is_doubled, (1, 0))[..., None])"),
+    ],
+    "the cache is a ring that forgets its order": [
+        (ATTENTION, "        if layer in self.keys_values:\n",
+         "        if layer in self.keys_values and k_BHTD.size(2) == 1 and self.length >= window:\n"
+         "            old_k, old_v = self.keys_values[layer]\n"
+         "            self.keys_values[layer] = old_k.roll(1, 2), old_v.roll(1, 2)\n"
+         "        if layer in self.keys_values:\n"),
     ],
     "the cache keeps too few keys": [
         (ATTENTION, "(window - 1))", "(window - 3))"),

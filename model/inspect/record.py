@@ -32,7 +32,8 @@ def record_attention(model: GPT) -> Iterator[list[AttentionCall]]:
     """Inside, each attention of one forward pass of `model` is appended to the list.
 
     The network computes the equation in place of the fused kernel meanwhile. What is recorded are
-    the weights that `attention_weights` returned to `attend`, also if one of them was edited.
+    the weights that `attention_weights` returned, also if it was edited; an edited `attend` that
+    calls it twice is not recorded.
     """
     calls, blocks, weights = [], [], []
     originals = {name: vars(attention)[name] for name in REPLACED}
@@ -44,7 +45,7 @@ def record_attention(model: GPT) -> Iterator[list[AttentionCall]]:
     def attend(q: Tensor, k: Tensor, v: Tensor, causal=False, scale=None, *args, **options):
         weights.clear()
         out_BHTD = originals["attend"](q, k, v, causal, scale, *args, **options)
-        if weights:
+        if len(weights) == 1:
             calls.append(AttentionCall(len(blocks), q, k, v, scale, weights[0]))
         return out_BHTD
 

@@ -96,7 +96,7 @@ def test_the_sampling_rule_sees_the_prompt_and_all_that_is_written(monkeypatch):
         lambda ids_BT, positions_T: positions_T >= 8,  # past the window
         *(
             lambda ids_BT, positions_T, n=n: (positions_T == 0) & (len(positions_T) == n)
-            for n in (1, 3, 8)
+            for n in (1, 3, 12)
         ),
         *(lambda ids_BT, positions_T, i=i: ids_BT == i for i in (0, 17, 39)),
     ],
@@ -112,7 +112,8 @@ def test_a_network_is_refused_wherever_its_cache_is_wrong_unless_it_is_proven(
         if cache is None:
             return logits_BTV
         positions_T = torch.arange(cache.length - ids_BT.size(1), cache.length)
-        return logits_BTV + 0.01 * is_wrong(ids_BT, positions_T)[..., None]
+        is_first_V = torch.eye(40)[0]
+        return logits_BTV + 0.1 * is_wrong(ids_BT, positions_T)[..., None] * is_first_V
 
     monkeypatch.setattr(generate, "NETWORK_IS_PROVEN", False)
     generate.check_cache(model)
