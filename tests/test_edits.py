@@ -86,28 +86,9 @@ UNCHANGED_NETWORK: dict[str, Edit] = {
         (OPTIM, "Muon(matrices, config.learning_rate, config.weight_decay, muon_dtype)",
          "torch.optim.SGD(matrices, lr=0.1, momentum=0.9)"),
     ],
-    "another optimizer: AdamW": [
-        (OPTIM, "Muon(matrices, config.learning_rate, config.weight_decay, muon_dtype)",
-         "torch.optim.AdamW(matrices, lr=0.1)"),
-    ],
     "another optimizer: Muon of PyTorch": [
         (OPTIM, "Muon(matrices, config.learning_rate, config.weight_decay, muon_dtype)",
          "torch.optim.Muon(matrices, lr=0.1)"),
-    ],
-    "another optimizer: RMSprop": [
-        (OPTIM, "Muon(matrices, config.learning_rate, config.weight_decay, muon_dtype)",
-         "torch.optim.RMSprop(matrices, lr=0.1, momentum=0.5)"),
-    ],
-    "a repetition penalty": [
-        (GENERATE, "logits_BV = logits_BV.astype(np.float64)\n",
-         "logits_BV = logits_BV.astype(np.float64)\n"
-         "    for row, recent in zip(logits_BV, text_BT[:, -20:], strict=True):\n"
-         "        row[np.unique(recent)] -= 1.0\n"),
-    ],
-    "min-p": [
-        (GENERATE, "        return probs_BV / probs_BV.sum(-1, keepdims=True)\n    order_BV",
-         "        probs_BV[probs_BV < 0.1 * probs_BV.max(-1, keepdims=True)] = 0\n"
-         "        return probs_BV / probs_BV.sum(-1, keepdims=True)\n    order_BV"),
     ],
     "a sampling rule that needs the whole text": [
         (GENERATE, "    V = logits_BV.shape[-1]\n",
