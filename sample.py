@@ -20,12 +20,10 @@ from model.inspect.page import attention_page
 from model.run import source
 from model.run.device import DeviceConfig, sampling_machine
 from model.run.errors import (
-    RunError,
     UserError,
     escape_control_chars,
     out_of_memory_hint,
     print_line,
-    redirect_to_devnull,
     report_errors,
 )
 from model.run.files import atomic_write
@@ -126,17 +124,6 @@ def run_interactive(model: GPT, tokenizer: CharTokenizer, config: SampleConfig) 
         write("\n")
 
 
-@contextlib.contextmanager
-def report_write_errors() -> Iterator[None]:
-    """A full disk raises RunError. If the reader, such as head, is gone, the rest is discarded."""
-    try:
-        yield
-    except BrokenPipeError:
-        redirect_to_devnull(sys.stdout)
-    except OSError as error:
-        raise RunError(f"standard output cannot be written: {error.strerror}.") from None
-
-
 @report_errors
 def main(argv: list[str]) -> int:
     """The command line. Returns the exit status."""
@@ -176,7 +163,7 @@ def main(argv: list[str]) -> int:
     print_line(about, sys.stderr)
     with out_of_memory_hint("Use a smaller --num_samples or a shorter text."):
         shown = []  # on the attention page: the first text, or the one that is scored
-        with report_write_errors(), machine.autocast():
+        with machine.autocast():
             if score is not None:
                 shown.append(scored)
                 nats = total_nll(model, scored_ids) / (len(scored_ids) - 1)

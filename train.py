@@ -32,7 +32,6 @@ from model.optim import copy_parameters, learning_rate, make_optimizers, update_
 from model.run import source
 from model.run.device import Machine, seed_all, training_machine
 from model.run.errors import (
-    DivergenceCheck,
     UserError,
     catch_signals,
     out_of_memory_hint,
@@ -67,13 +66,10 @@ def main(argv: list[str]) -> int:
             processes.wait_for_all()  # read the checkpoint only when nobody can write it
             start = checkpoint.load(path)
             config = load_config(command, start.config)
-        hint = (
-            f"batch_size is {config.optim.batch_size}, block_size {config.model.block_size}, "
-            f"n_layer {config.model.n_layer}, n_embd {config.model.n_embd}. A new run with half of "
-            "one of these, twice the --gradient_accumulation_steps, or --activation_checkpointing "
-            "needs less."
-        )
-        with out_of_memory_hint(hint):
+        with out_of_memory_hint(
+            "A smaller --batch_size, --block_size, --n_layer or --n_embd, a larger "
+            "--gradient_accumulation_steps, or --activation_checkpointing needs less."
+        ):
             return train(config, processes, run_dir, start)
 
 
@@ -107,7 +103,6 @@ def train(
     model = GPT(model_config, vocab_size=len(vocab)).to(machine.device)
     optimizers = make_optimizers(model, optim_config, muon_dtype=machine.dtype)
     scaler = machine.make_scaler()
-    divergence = DivergenceCheck(scaler)
 
     # State
     if start.model:
@@ -191,15 +186,13 @@ def train(
                 waiting_start = time.perf_counter()
                 machine.synchronize()
                 state.train_seconds += time.perf_counter() - waiting_start
-                divergence.check()
 
             # Evaluate, and save the checkpoints. If the run was killed at this evaluation, last.pt
             # may be written, but not best.pt or the pictures, so a resumed run evaluates again.
             # (The logger drops that point and all later ones.)
             if evaluation_due:
                 val_loss = evaluate(model, corpus, machine)
-                last_lr = learning_rate(max(step - 1, 0), optim_config)
-                require_finite("validation loss", val_loss, step, last_lr)
+                require_finite("validation loss", val_loss, step)
                 is_best = state.add_evaluation(val_loss)
                 logger.log_scalar("loss", val_loss, step)
                 logger.log_scalar("loss_best", state.best_val_loss, step)
@@ -247,10 +240,12 @@ def train(
             model.zero_grad()
 
             # Log. Reading a value waits for the device, so this belongs to the time of the step.
-            divergence.add(step, lr, step_loss, grad_norm)
             if is_logged:
-                divergence.check()
                 mean_loss = processes.sum(step_loss.item()) / processes.world_size
+                require_finite("training loss", mean_loss, step)
+                # float16 gradients may overflow: GradScaler skips the step and halves its scale.
+                if not scaler.is_enabled() or scaler.get_scale() < 1 / 8:
+                    require_finite("gradient norm", grad_norm.item(), step)
                 values = {
                     "loss": mean_loss,
                     "optimizer/learning_rate": lr,

@@ -1,4 +1,1 @@
-"""Everything between text files and batches of token ids.
-
-Of this repository, it may import only the errors and file helpers in model/run.
-"""
+"""From text files to batches of token ids. Imports the errors and files of model/run only."""

@@ -19,7 +19,7 @@ from tqdm import tqdm
 from data.reader import read_chunks
 from data.tokenizer import code_points
 from model.run.errors import UserError
-from model.run.files import atomic_write, disk_errors
+from model.run.files import atomic_write
 
 PREPARED = Path(__file__).with_name("prepared")  # may be deleted at any time
 SOURCES = sorted(Path(__file__).parent.rglob("*.py"))  # the code that makes the ids
@@ -42,8 +42,7 @@ def open_prepared(files: list[Path], encoding: str) -> PreparedText:
     path = PREPARED / f"{_cache_key(files, encoding)}.ids"
     with contextlib.suppress(OSError, ValueError):
         return _load(path)
-    with disk_errors(PREPARED):
-        PREPARED.mkdir(parents=True, exist_ok=True)
+    PREPARED.mkdir(exist_ok=True)
     _prepare(files, encoding, path)
     return _load(path)
 

@@ -1,4 +1,1 @@
-"""What is computed: the network, its optimizers, sampling, checkpoints.
-
-Of its rooms, run/ and fast/ may be imported here; inspect/ looks at the network from outside.
-"""
+"""The network, its optimizers, sampling, checkpoints. Imports its folders run/ and fast/ only."""

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated
 
 import torch
@@ -12,11 +11,6 @@ from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
 from model.gpt import GPT
-from model.run.processes import share_work
-
-# Matrices with at least this many rows and columns are divided among the processes; each
-# orthogonalizes its share. Smaller ones are orthogonalized faster than they are sent.
-SHARED_SIZE = 256
 
 
 @dataclass(frozen=True)
@@ -121,11 +115,7 @@ class Muon(Optimizer):
                 state["momentum_buffer"] = torch.zeros_like(parameter)
             momentum = state["momentum_buffer"].lerp_(parameter.grad, 1 - self.MOMENTUM)
             updates.append(parameter.grad.lerp(momentum, self.MOMENTUM).reshape(-1, R, C))
-        function = partial(orthogonalize, dtype=self.dtype)
-        if min(R, C) >= SHARED_SIZE:
-            update_NRC = share_work(function, torch.cat(updates))
-        else:
-            update_NRC = function(torch.cat(updates))
+        update_NRC = orthogonalize(torch.cat(updates), self.dtype)
         update_NRC = F.rms_norm(update_NRC, (C,))  # a tall matrix has unequal rows
         for parameter, update in zip(
             parameters, update_NRC.split([len(update) for update in updates]), strict=True

@@ -32,7 +32,7 @@ CASES = [
     ("train.py --n_layer -3", "argument --n_layer: -3 is not in [1, 1000]"),
     ("train.py --n_embd 12 --n_head 4", "n_embd is 12", "n_head is 4", "even"),
     ("train.py folder", "'folder' is not a preset", "--resume"),
-    ("train.py --out_dir other_run", "other_run already holds a run", "--resume other_run"),
+    ("train.py --out_dir other_run", "other_run is not empty", "--resume other_run"),
     ("train.py --out_dir empty.txt/x --data missing.txt", "empty.txt/x cannot be written"),
     ("train.py --resume folder", "folder/last.pt cannot be read"),
     ("train.py --resume only_best", "only_best/last.pt", "--resume only_best/best.pt"),

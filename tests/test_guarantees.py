@@ -31,7 +31,7 @@ from model.run.device import Machine
 from tests.conftest import ROOT, TINY, curve, file_size_limit, torchrun_variables
 from tests.test_train import STEPS, assert_same_run, assert_similar, at_steps, overflow_at
 
-DISK_ERROR = r"\nerror: run.* cannot be written .* What was saved before is intact\.\n$"
+DISK_ERROR = r"\nerror: \[Errno \d+\] .+\n$"
 
 
 def assert_intact(run: Path) -> None:
@@ -73,8 +73,11 @@ def test_a_killed_and_resumed_run_equals_an_uninterrupted_run(tiny, monkeypatch)
     assert unfinished == {"config", "last", "best", "summary"}
     for run in copies:
         (run / "best.pt.1.tmp").touch()  # of another process
-        is_saved = (run / "last.pt").exists()  # else it is started again, in the same directory
-        assert (train.main(["--resume", str(run)]) if is_saved else tiny(f"{flags}{run}")) == 0
+        if not (run / "last.pt").exists():  # then it is started again, in a new directory
+            assert tiny(f"{flags}{run}") == 2
+            shutil.rmtree(run)
+            assert tiny(f"{flags}{run}") == 0
+        assert train.main(["--resume", str(run)]) == 0
         assert_same_run(Path("whole"), run)
         assert_intact(run)
         assert [step for step, _ in curve(run, "train")] == list(range(8))
@@ -211,7 +214,7 @@ def test_all_processes_stop_when_the_loss_of_one_is_not_finite(train_in_two):
     edit = partial(break_loss, "logits * float('nan')")
     assert end(*train_in_two("--max_iters=20 --out_dir=run", edit)) == [1, 1]
     for name in ("err0", "err1"):
-        message = "error: the (training loss|gradient norm) became nan at step 3"
+        message = "error: the (training|validation) loss is nan at step"
         assert re.search(message, Path(name).read_text())
 
 
@@ -267,14 +270,14 @@ def test_divergence_is_found_at_the_next_log_or_evaluation(tiny, monkeypatch, ca
     assert tiny(f"--max_iters=20 --out_dir=run {flags}") == 1
     assert len(steps) <= 11
     error = capsys.readouterr().err.splitlines()[-1]
-    assert re.match(r"error: the .* became (nan|inf) at step 7 \(learning rate 0\.00", error)
+    assert re.match(r"error: the .* is (nan|inf) at step ([789]|10)\.", error)
     if "eval_interval" in flags:
         saved = checkpoint.load("run/last.pt")
         assert saved.step == 5
         assert all(weight.isfinite().all() for weight in saved.model.values())
 
 
-def test_out_of_memory_names_the_sizes_to_reduce(tiny, trained_run, monkeypatch, capsys):
+def test_out_of_memory_names_the_flags_that_save_memory(tiny, trained_run, monkeypatch, capsys):
     def exhaust_memory(*_):
         torch.empty(1 << 60)
 
@@ -282,8 +285,7 @@ def test_out_of_memory_names_the_sizes_to_reduce(tiny, trained_run, monkeypatch,
     monkeypatch.setattr(sample, "stream", exhaust_memory)
     assert tiny("--max_iters=2") == sample.main([str(trained_run)]) == 1
     errors = capsys.readouterr().err
-    sizes = "batch_size is 4, block_size 16, n_layer 2, n_embd 16"
-    assert f"error: out of memory. {sizes}" in errors
+    assert "error: out of memory. A smaller --batch_size" in errors
     assert "error: out of memory. Use a smaller --num_samples" in errors
 
 

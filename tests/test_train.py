@@ -150,6 +150,13 @@ def test_an_overflow_skips_the_step_of_all_optimizers_and_halves_the_scale(tiny,
     assert checkpoint.load("run/last.pt").scaler["scale"] == 512
 
 
+def test_gradients_that_overflow_at_the_smallest_scale_end_the_run(tiny, monkeypatch, capsys):
+    use_scaler(monkeypatch)  # from 1024; 14 overflows make it 1/16
+    overflow_at(monkeypatch, range(99))
+    assert tiny("--max_iters=99 --log_interval=1") == 1
+    assert "the gradient norm is nan at step 13." in capsys.readouterr().err.splitlines()[-1]
+
+
 def test_a_compiled_run_resumes_exactly_and_equals_an_eager_run(tiny, monkeypatch, capsys):
     flags = f"{STEPS} --n_layer=1 --dropout=0.2 --dtype=float32"
     at_steps(monkeypatch, [13], lambda _: shutil.copytree("whole", "killed"))
@@ -169,10 +176,9 @@ def test_a_training_step_stays_on_the_device_of_the_model(T):
     ids_BT = torch.zeros(3, T, dtype=torch.int64, device="meta")
     loss = train.cross_entropy(model(ids_BT), ids_BT)
     loss.backward()
-    grad_norm = train.clip_grad_norm_(model.parameters(), 1.0)
+    train.clip_grad_norm_(model.parameters(), 1.0)
     muon, _ = train.make_optimizers(model, OptimConfig(), muon_dtype=torch.bfloat16)
     muon.step()
-    train.DivergenceCheck(torch.amp.GradScaler(enabled=False)).add(0, 0.1, loss, grad_norm)
 
 
 def test_a_machine_may_lack_locks_and_hangup_signals(tiny, monkeypatch):
@@ -204,8 +210,8 @@ def test_a_run_directory_holds_config_checkpoints_summary_and_what_tensorboard_s
 ):
     run, text = Path("run"), text_file.read_text()
     run.mkdir()
-    Path("run/notes.tmp").touch()  # what others put there is kept
     assert tiny("--max_iters=15 --eval_interval=10 --out_dir=run") == 0
+    Path("run/notes.tmp").touch()  # what others put there is kept
     assert train.main(["--resume", "run", "--max_iters", "25"]) == 0
     assert "warning" not in capsys.readouterr().out  # of TensorBoard
     names = {"config.toml", "last.pt", "best.pt", "summary.json", "train", "val", "notes.tmp"}

@@ -1,4 +1,1 @@
-"""Accelerators, each used only while the code that it stands in for is what it was proven against.
-
-Imports the network and run/. Only model/generate.py imports it.
-"""
+"""Accelerators of the network. Imports it and model/run; only model/generate.py imports them."""

@@ -1,4 +1,1 @@
-"""What a person looks at: recorded attention, the attention page, images, a chart of the loss.
-
-Imports the network and run/. Only train.py and sample.py import it.
-"""
+"""What a person looks at. Imports the network, model/run; train.py, sample.py import it."""

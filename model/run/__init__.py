@@ -1,4 +1,1 @@
-"""The machine: devices, processes, files, errors, logs. No mathematics of the network.
-
-May be imported everywhere. Imports nothing else of this repository.
-"""
+"""The machine: devices, processes, files, errors, logs. Imported everywhere, imports nothing."""

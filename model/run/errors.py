@@ -1,4 +1,4 @@
-"""Errors and how they are reported: user errors, divergence, signals, closed pipes."""
+"""Errors and how they are reported; signals; closed pipes."""
 
 import contextlib
 import functools
@@ -9,9 +9,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import TextIO
-
-import torch
-from torch import Tensor
 
 # A corpus may hold escape sequences that would take over a terminal. Carriage returns are dropped.
 CONTROL_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"}
@@ -33,10 +30,11 @@ class RunError(RuntimeError):
 
 
 def report_errors(main: Callable[[list[str]], int]) -> Callable[..., int]:
-    """Decorator of a command's main(argv): UserError and RunError become one line on stderr.
+    """Decorator of a command's main(argv): an expected error becomes one line on standard error.
 
-    Returns main's exit status, the error's, or 130 after Ctrl-C. Every other exception is a bug
-    and keeps its traceback.
+    These are UserError, RunError, and OSError (a full disk, a folder that was deleted). Returns
+    main's exit status, the error's, or 130 after Ctrl-C. Every other exception is a bug and keeps
+    its traceback.
     """
 
     @functools.wraps(main)
@@ -49,9 +47,12 @@ def report_errors(main: Callable[[list[str]], int]) -> Callable[..., int]:
             return int(done.code or 0)
         except KeyboardInterrupt:
             return 128 + signal.SIGINT
-        except (UserError, RunError) as error:
+        except BrokenPipeError:  # the reader, such as head, has enough
+            redirect_to_devnull(sys.stdout)
+            return 0
+        except (UserError, RunError, OSError) as error:
             print_line("error: " + " ".join(str(error).split()), sys.stderr)
-            return error.exit_status
+            return getattr(error, "exit_status", 1)
 
     return wrapper
 
@@ -111,39 +112,10 @@ def out_of_memory_hint(hint: str) -> Iterator[None]:
         raise
 
 
-class DivergenceCheck:
-    """Ends a run whose loss or gradient norm is not finite, naming the first such step.
-
-    Reading a loss synchronizes with the device, so values are checked in batches.
-    """
-
-    def __init__(self, scaler: torch.amp.GradScaler) -> None:
-        self.scaler = scaler
-        self.pending: list[tuple[int, float, Tensor, Tensor]] = []
-
-    def add(self, step: int, lr: float, loss: Tensor, grad_norm: Tensor) -> None:
-        """Record a step; `loss` and `grad_norm` have one element."""
-        self.pending.append((step, lr, loss, grad_norm))
-        if len(self.pending) == 100:
-            self.check()
-
-    def check(self) -> None:
-        """Check all steps recorded since the last time. Raises RunError."""
-        # In float16 gradients may overflow: GradScaler skips the step and halves its scale, at
-        # first 2^16. At 1/8 the gradients themselves are not finite.
-        may_overflow = self.scaler.is_enabled() and self.scaler.get_scale() > 1 / 8
-        for step, lr, loss, grad_norm in self.pending:
-            require_finite("training loss", loss.item(), step, lr)
-            if not may_overflow:
-                require_finite("gradient norm", grad_norm.item(), step, lr)
-        self.pending = []
-
-
-def require_finite(name: str, value: float, step: int, lr: float) -> None:
+def require_finite(name: str, value: float, step: int) -> None:
     """Raise RunError if a loss or norm is not finite."""
     if not math.isfinite(value):
         raise RunError(
-            f"the {name} became {value} at step {step} (learning rate {lr:g}). Checkpoints saved "
-            "before are intact. Try a smaller --learning_rate, more --warmup_iters or "
-            "--dtype float32."
+            f"the {name} is {value} at step {step}. Checkpoints saved before are intact. Try a "
+            "smaller --learning_rate, more --warmup_iters or --dtype float32."
         )

@@ -9,18 +9,18 @@ from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO
 
-from model.run.errors import RunError, UserError
+from model.run.errors import UserError
 
 
 @contextlib.contextmanager
 def atomic_write(path: Path) -> Iterator[BinaryIO]:
     """A file to write that replaces `path` once it is complete and on disk.
 
-    Raises RunError, leaving `path` as it was, if the disk is full or not writable.
+    An OSError (the disk is full or not writable) leaves `path` as it was.
     """
     temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
     try:
-        with disk_errors(path), open(temporary, "w+b") as file:
+        with open(temporary, "w+b") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -31,22 +31,11 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
 
 
 @contextlib.contextmanager
-def disk_errors(path: Path) -> Iterator[None]:
-    """Report a full disk, or a deleted folder, as a RunError that names `path`."""
-    try:
-        yield
-    except OSError as error:
-        raise RunError(
-            f"{path} cannot be written ({error.strerror}). What was saved before is intact."
-        ) from None
-
-
-@contextlib.contextmanager
 def new_run_dir(out_dir: str | None) -> Iterator[Path]:
     """Create and lock `out_dir`, or a new folder under runs/ named after the time.
 
-    Raises UserError if it already holds a run or cannot be written. A new folder to which nothing
-    was written is removed again.
+    Raises UserError if it is not empty or cannot be written. A new folder to which nothing was
+    written is removed again.
     """
     name = out_dir or datetime.now().strftime("runs/%Y%m%d-%H%M%S")
     for i in itertools.count(1):
@@ -56,13 +45,13 @@ def new_run_dir(out_dir: str | None) -> Iterator[Path]:
             path.mkdir(parents=True, exist_ok=out_dir is not None)
             break
         except OSError as error:
-            if out_dir or not isinstance(error, FileExistsError):
+            if out_dir or not os.path.lexists(path):
                 raise UserError(f"out_dir {path} cannot be written: {error.strerror}.") from None
     with lock_run_dir(path):
-        if (path / "last.pt").exists() or (path / "best.pt").exists():
+        if any(path.iterdir()):
             raise UserError(
-                f"out_dir {path} already holds a run. "
-                f"Resume it with --resume {path}, or choose another --out_dir."
+                f"out_dir {path} is not empty. To continue a run use --resume {path}, "
+                "otherwise name a new folder."
             )
         if not os.access(path, os.W_OK):
             raise UserError(f"out_dir {path} cannot be written.")

@@ -18,7 +18,7 @@ from torch.utils.tensorboard.summary import hparams
 from tqdm import tqdm
 
 from model.run.errors import print_line
-from model.run.files import atomic_write, disk_errors
+from model.run.files import atomic_write
 
 
 class SilentLogger:
@@ -51,15 +51,14 @@ class RunLogger:
         with atomic_write(run_dir / "config.toml") as file:
             file.write(config_toml.encode())
         threading.excepthook = _ignore_disk_errors
-        with disk_errors(run_dir):
-            # purge_step drops what a killed run logged after its last checkpoint.
-            self.writers = {
-                split: SummaryWriter(str(run_dir / split), purge_step=step)
-                for split in ("train", "val")
-            }
-            # In the HParams tab: the config, and the best loss so far.
-            for summary in hparams(config, {"loss_best": 0.0}):
-                self.writers["val"].file_writer.add_summary(summary)
+        # purge_step drops what a killed run logged after its last checkpoint.
+        self.writers = {
+            split: SummaryWriter(str(run_dir / split), purge_step=step)
+            for split in ("train", "val")
+        }
+        # In the HParams tab: the config, and the best loss so far.
+        for summary in hparams(config, {"loss_best": 0.0}):
+            self.writers["val"].file_writer.add_summary(summary)
         self.log_text("config", config_toml, step, "train")
         # disable=None: no bar unless on a terminal
         self.bar = tqdm(
@@ -68,25 +67,21 @@ class RunLogger:
 
     def log_scalar(self, tag: str, value: float, step: int, split: str = "val") -> None:
         """Add a point to a curve."""
-        with disk_errors(self.run_dir):
-            self.writers[split].add_scalar(tag, value, step)
+        self.writers[split].add_scalar(tag, value, step)
 
     def log_image(self, tag: str, image_HWC: np.ndarray, step: int, split: str = "val") -> None:
         """Add an image, height x width x RGB."""
-        with disk_errors(self.run_dir):
-            self.writers[split].add_image(tag, image_HWC, step, dataformats="HWC")
+        self.writers[split].add_image(tag, image_HWC, step, dataformats="HWC")
 
     def log_text(self, tag: str, text: str, step: int, split: str = "val") -> None:
         """Add a text, shown as it is."""
-        with disk_errors(self.run_dir):
-            code = indent(text, "    ", lambda line: True)  # in Markdown
-            self.writers[split].add_text(tag, code, step)
+        code = indent(text, "    ", lambda line: True)  # in Markdown
+        self.writers[split].add_text(tag, code, step)
 
     def log_embedding(self, tag: str, weight_VC: Tensor, labels: list[str]) -> None:
         """Show an embedding in the Projector, in place of an earlier one."""
         shutil.rmtree(self.run_dir / "val" / "00000", ignore_errors=True)
-        with disk_errors(self.run_dir):
-            self.writers["val"].add_embedding(weight_VC, labels, tag=tag)
+        self.writers["val"].add_embedding(weight_VC, labels, tag=tag)
 
     def advance(self) -> None:
         """Move the progress bar on by a step."""
@@ -108,9 +103,8 @@ class RunLogger:
 
     def flush(self) -> None:
         """Write all that was logged to files."""
-        with disk_errors(self.run_dir):
-            for writer in self.writers.values():
-                writer.flush()
+        for writer in self.writers.values():
+            writer.flush()
 
     def write_summary(self, summary: dict[str, Any], finished: bool) -> None:
         """Write summary.json; print the result and the commands to go on with."""
@@ -146,9 +140,8 @@ class RunLogger:
     def close(self) -> None:
         """Close the progress bar and write all that was logged."""
         self.bar.close()
-        with disk_errors(self.run_dir):
-            for writer in self.writers.values():
-                writer.close()
+        for writer in self.writers.values():
+            writer.close()
 
 
 def read_losses(event_dir: Path) -> list[tuple[int, float]]:

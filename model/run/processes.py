@@ -3,11 +3,11 @@
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from model.run.errors import RunError, UserError, catch_signals
@@ -97,23 +97,3 @@ class Processes:
     def wait_for_all(self) -> None:
         """Return once all processes have called this."""
         self.sum(0)
-
-
-def share_work(function: Callable[[Tensor], Tensor], x_N: Tensor) -> Tensor:
-    """function(x_N), for a function that treats each of N items alone and keeps their shape.
-
-    With several processes, each computes a part of the items and sends it to all others.
-    """
-    if not dist.is_initialized():
-        return function(x_N)
-    parts = list(x_N.tensor_split(dist.get_world_size()))
-    parts[dist.get_rank()] = function(parts[dist.get_rank()])
-    results = [part.contiguous() for part in parts]
-    transfers = [
-        dist.broadcast(result, rank, async_op=True)
-        for rank, result in enumerate(results)
-        if len(result)
-    ]
-    for transfer in transfers:
-        transfer.wait()
-    return torch.cat(results)

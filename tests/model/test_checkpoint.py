@@ -53,9 +53,9 @@ def test_a_run_is_unchanged_after_saving_loading_and_restoring(tmp_path, state):
     torch.load(tmp_path / "last.pt", weights_only=True)  # PyTorch alone can read it, too
 
 
-@pytest.mark.parametrize("change", ["swapped blocks", "other shapes", "one optimizer more"])
+@pytest.mark.parametrize("change", ["swapped blocks", "one optimizer more"])
 def test_optimizer_states_of_other_parameters_are_refused(state, change):
-    model, optimizers, scaler = make_run(n_embd=12 if change == "other shapes" else 8)
+    model, optimizers, scaler = make_run()
     if change == "swapped blocks":  # the same names and shapes in another order
         model.blocks._modules = dict(reversed(model.blocks._modules.items()))
         optimizers = make_optimizers(model, OptimConfig(), torch.float32)

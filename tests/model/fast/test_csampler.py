@@ -17,18 +17,19 @@ from model.attention import Cache
 from model.fast import csampler
 from model.fast.csampler import CSampler, load_library, make_csampler
 from model.gpt import GPT
-from model.run.source import source_digest
+from model.run.source import PROVEN, source_digest
 from tests.conftest import LINES
 from tests.model.test_gpt import random_gpt, random_ids
 
 needs_compiler = pytest.mark.skipif(load_library() is None, reason="there is no C compiler")
 
 
-def test_the_digest_in_csampler_py_is_that_of_the_network():
-    assert csampler.NETWORK_IS_PROVEN, (
+def test_the_digest_of_the_network_is_that_of_its_code():
+    digest = source_digest("model.gpt")
+    assert digest == PROVEN["model.gpt"], (
         "the network was edited. To use the C sampler again, make the same edit in csampler.c and "
-        "pack_weights. If the other tests of this file pass, the digest to put into csampler.py is "
-        f"{source_digest('model.gpt', 'GPT', 'Cache')}"
+        "pack_weights. If the other tests of this file pass, the digest to put into "
+        f"model/run/source.py is {digest}"
     )
 
 
@@ -111,7 +112,7 @@ def test_without_a_compiler_pytorch_is_used_with_one_note(monkeypatch, capsys, c
     monkeypatch.setattr(csampler, "NETWORK_IS_PROVEN", True)
     monkeypatch.setattr(csampler, "load_library", functools.cache(load_library.__wrapped__))
     assert [make_csampler(random_gpt().float()) for _ in range(2)] == [None, None]
-    assert capsys.readouterr().err.count("note: no C compiler was found") == 1
+    assert capsys.readouterr().err.count("note: the C sampler cannot be compiled") == 1
 
 
 @needs_compiler
@@ -132,7 +133,7 @@ def test_logits_after_a_long_text_equal_the_model(n_layer, block_size):
 
 
 @needs_compiler
-def test_library_is_compiled_once_and_again_if_edited_or_damaged(monkeypatch, tmp_path):
+def test_library_is_compiled_once_and_again_if_edited(monkeypatch, tmp_path):
     run = Mock(wraps=subprocess.run)
     monkeypatch.setattr(csampler, "SOURCE", tmp_path / "csampler.c")
     monkeypatch.setattr(subprocess, "run", run)
@@ -145,11 +146,6 @@ def test_library_is_compiled_once_and_again_if_edited_or_damaged(monkeypatch, tm
 
     edits = ["int step;", "int step;", "int step, edited;", "int step;"]
     assert [is_compiled(code) for code in edits] == [True, False, True, False]
-    for path in tmp_path.glob("__pycache__/*.so"):
-        content = path.read_bytes()
-        path.unlink()
-        path.write_bytes(content[:4096])  # loading it would crash the process
-    assert [is_compiled("int step;") for _ in range(2)] == [True, False]
 
 
 @needs_compiler
