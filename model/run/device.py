@@ -4,6 +4,7 @@ import ctypes
 import os
 import random
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
@@ -34,6 +35,7 @@ class Machine:
     device: torch.device
     dtype: torch.dtype
     processes: Processes = field(default_factory=Processes)
+    threads: tuple[int, ...] = ()  # native ids, if there is one for each CPU; the main thread first
 
     def __str__(self) -> str:
         """For a person: "cpu (2 threads), bfloat16"."""
@@ -69,6 +71,17 @@ class Machine:
     def make_scaler(self) -> torch.amp.GradScaler:
         """Keeps float16 gradients in range; for other dtypes it passes everything through."""
         return torch.amp.GradScaler(self.device.type, enabled=self.dtype == torch.float16)
+
+    def bind_threads(self) -> None:
+        """Bind each of PyTorch's threads to a CPU of its own, so that other programs slow it less.
+
+        After each operation all threads wait for the slowest. Beside one busy program, two threads
+        that move between two CPUs reach 0.3 of their speed, bound ones half of it. Whatever the
+        main thread starts from then on is bound, too.
+        """
+        if self.threads:
+            for cpu, thread in zip(sorted(os.sched_getaffinity(0)), self.threads, strict=True):
+                os.sched_setaffinity(thread, {cpu})
 
     def compile(
         self, loss_fn: Callable[[Tensor, Tensor], Tensor], mode: str, batch: list[Tensor]
@@ -152,9 +165,11 @@ def training_machine(config: DeviceConfig, processes: Processes) -> Machine:
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False
     torch.set_float32_matmul_precision("high")
+    threads = ()
     if device.type == "cpu":
         keep_freed_memory()
-    return Machine(device, choose_dtype(config.dtype, device), processes)
+        threads = openmp_threads()
+    return Machine(device, choose_dtype(config.dtype, device), processes, threads)
 
 
 def sampling_machine(config: DeviceConfig) -> Machine:
@@ -164,6 +179,21 @@ def sampling_machine(config: DeviceConfig) -> Machine:
     """
     device = choose_device(config.device)
     return Machine(device, choose_dtype(config.dtype.replace("auto", "float32"), device))
+
+
+def openmp_threads() -> tuple[int, ...]:
+    """The native ids of PyTorch's threads, the main thread first.
+
+    None, if they are not as many as the CPUs, or if the user sets their number or place.
+    """
+    chosen = {"OMP_NUM_THREADS", "OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY"}
+    if sys.platform != "linux" or chosen & os.environ.keys():
+        return ()
+    before = set(os.listdir("/proc/self/task"))
+    torch.ones(1 << 20).add_(1)  # starts the threads
+    started = set(os.listdir("/proc/self/task")) - before
+    threads = threading.get_native_id(), *map(int, started)
+    return threads if len(threads) == len(os.sched_getaffinity(0)) else ()
 
 
 def keep_freed_memory() -> None:
