@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import math
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -57,6 +58,8 @@ class TextConfig:
         if self.attention is not None and not self.attention.endswith(".html"):
             # No checkpoint or text can be overwritten by mistake.
             raise UserError(f"attention is {self.attention!r}. The name must end in .html.")
+        if self.attention is not None and not os.path.isdir(os.path.dirname(self.attention) or "."):
+            raise UserError(f"attention is {self.attention!r}. The folder does not exist.")
 
 
 @dataclass(frozen=True)
@@ -128,11 +131,9 @@ def run_interactive(model: GPT, tokenizer: CharTokenizer, config: SampleConfig) 
 def main(argv: list[str]) -> int:
     """The command line. Returns the exit status."""
     parser = ConfigParser(SampleConfig, USAGE, "Write text with a trained model.")
-    parser.add_argument(
-        "checkpoint", nargs="?", metavar="RUN_DIR | CHECKPOINT.pt", help="default: the newest run"
-    )
+    parser.add_argument("RUN_DIR | CHECKPOINT.pt", nargs="?", help="default: the newest run")
     flags = parser.parse(argv)
-    name = flags.pop("checkpoint", None)
+    name = flags.pop("RUN_DIR | CHECKPOINT.pt", None)
     config = make_config(SampleConfig, flags)
     machine = sampling_machine(config.system)
 

@@ -5,12 +5,13 @@ import time
 
 START_TIME = time.perf_counter()  # so that `seconds` includes the imports
 # PyTorch reads this when it is imported. A thread that waits for others lets other programs use its
-# CPU after 0.1 ms, not after several milliseconds.
-os.environ.setdefault("GOMP_SPINCOUNT", "5000")
+# CPU after 0.2 ms, not after several milliseconds.
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 import math
 import shutil
 import sys
+import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -23,7 +24,12 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
 from configs.schema import to_dict, to_toml
-from configs.training import TrainConfig, load_config, parse_train_command
+from configs.training import (
+    TrainConfig,
+    load_config,
+    parse_train_command,
+    require_same_config,
+)
 from data.corpus import Corpus, open_corpus
 from model import checkpoint
 from model.checkpoint import Checkpoint
@@ -68,8 +74,9 @@ def main(argv: list[str]) -> int:
             if processes.is_main and run_dir.is_dir():
                 stack.enter_context(lock_run_dir(run_dir))
             processes.wait_for_all()  # read the checkpoint only when nobody can write it
-            start = checkpoint.load(path)
+            start = checkpoint.load_to_resume(path)
             config = load_config(command, start.config)
+            require_same_config(run_dir / "config.toml", config, start.config)
         with out_of_memory_hint(
             "A smaller --batch_size, --block_size, --n_layer or --n_embd, a larger "
             "--gradient_accumulation_steps, or --activation_checkpointing needs less."
@@ -114,6 +121,7 @@ def train(
     new_chars = vocab[len(start.vocab) :]
     config = replace(config, run=replace(run_config, out_dir=None))  # chosen anew if repeated
     state = replace(start, config=to_dict(config), vocab=vocab, data_sha256=corpus.text.sha256)
+    state.run_id = start.run_id or uuid.uuid4().hex
     if start.is_resumed and not (run_dir / "best.pt").exists():
         state.best_val_loss = state.best_step = None  # the next evaluation writes best.pt
     logger = SilentLogger()
@@ -166,8 +174,8 @@ def train(
                     sys.stdout,
                 )
         # Only the training loss may be compiled; evaluation, saving and sampling use `model`.
-        # No gradients are averaged meanwhile: compiling may fail in one process, and the others
-        # would wait for it.
+        # Compiling makes a backward pass, which must not average gradients with other processes:
+        # if it failed in this one, they would wait.
         training_model.require_backward_grad_sync = False
         loss_fn = machine.compile(model_loss, config.system.compile, next(micro_batches(0)))
         model.zero_grad()  # compiling makes a forward and a backward pass
@@ -323,9 +331,10 @@ def log_pictures(logger: RunLogger, model: GPT, corpus: Corpus, step: int) -> No
     sample = "".join(piece for _, piece in pieces)
     logger.log_text("sample", sample, step)
     if sys.stdout.isatty() and sys.stderr.isatty():
-        width = shutil.get_terminal_size().columns - 6
+        width = max(0, shutil.get_terminal_size().columns - 6)
         logger.print(f"     {' '.join(sample.split())[:width]}")
-    x_BT, _ = corpus.gather_examples(np.array([corpus.train_chars]), model.config.block_size)
+    length = min(model.config.block_size, 256)  # recording keeps length x length weights per head
+    x_BT, _ = corpus.gather_examples(np.array([corpus.train_chars]), length)
     ids = x_BT[0].tolist()
     for head, weights_TT in attention_by_head(model, ids):  # of "block 1, head 1" and so on
         logger.log_image(f"map/{head}", draw_weights(weights_TT, vocab, ids), step)

@@ -72,7 +72,8 @@ class ConfigParser(argparse.ArgumentParser):
 
     def unknown_key(self, name: str) -> UserError:
         """The error for an unknown key, with the nearest known one."""
-        nearest = difflib.get_close_matches(name, self.keys, n=1, cutoff=0)[0]
+        known = [option.removeprefix("--") for option in self._option_string_actions]
+        nearest = difflib.get_close_matches(name, known, n=1, cutoff=0)[0]
         return UserError(f"unknown key {name!r}. Did you mean {nearest}?")
 
     def parse_preset(self, path: str | Path) -> dict[str, Any]:
@@ -102,6 +103,7 @@ class ConfigParser(argparse.ArgumentParser):
 def number_type(kind: type, interval: str = "(-inf, inf)") -> Callable[[str], int | float]:
     """A function that reads a number of an interval such as "[0, 1)"."""
     low, high = (float(bound) for bound in interval[1:-1].split(","))
+    high = min(high, 2**63) if kind is int else high
 
     def read(text: str) -> int | float:
         value = kind(text)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from configs.schema import ConfigParser, make_config
+from configs.schema import ConfigParser, make_config, to_dict
 from data.corpus import DataConfig
 from model.gpt import GPTConfig
 from model.optim import OptimConfig
@@ -27,6 +27,10 @@ class RunConfig:
     patience: Annotated[
         int, "stop after this many evaluations without a new best (0: never)", "[0, inf)"
     ] = 0
+
+    def __post_init__(self) -> None:
+        if self.out_dir is not None and (not self.out_dir or self.out_dir.startswith("-")):
+            raise UserError(f"out_dir is {self.out_dir!r}. Name a directory without a - in front.")
 
 
 @dataclass(frozen=True)
@@ -70,11 +74,11 @@ def parse_train_command(argv: list[str]) -> Command:
     """The command line of train.py. Raises UserError."""
     parser = ConfigParser(TrainConfig, USAGE, DESCRIPTION)
     preset_help = "a file of keys; default: configs/gpu.toml on CUDA, else none"
-    parser.add_argument("preset", nargs="?", metavar="PRESET.toml", help=preset_help)
+    parser.add_argument("PRESET.toml", nargs="?", help=preset_help)
     resume_help = f"continue a run; may change {', '.join(RESUMABLE)}"
     parser.add_argument("--resume", metavar="RUN_DIR", help=resume_help)
     flags = parser.parse(argv)
-    preset, resume = flags.pop("preset", None), flags.pop("resume", None)
+    preset, resume = flags.pop("PRESET.toml", None), flags.pop("resume", None)
     if resume is not None:
         if preset is not None:
             raise UserError(f"--resume takes all keys from the checkpoint. Leave out {preset!r}.")
@@ -87,6 +91,22 @@ def parse_train_command(argv: list[str]) -> Command:
     elif (name := default_preset(flags.get("device", "auto"))) is not None:
         return Command(None, parser.parse_preset(Path(__file__).with_name(name)), flags)
     return Command(resume, {}, flags)
+
+
+def require_same_config(path: Path, config: TrainConfig, start: dict[str, Any]) -> None:
+    """Raise UserError if config.toml, which a resumed run writes anew, says something else.
+
+    `start` is the config of the checkpoint; if the run was killed, it may be older.
+    """
+    if path.is_file():
+        written = ConfigParser(TrainConfig, "", "").parse_preset(path)
+        values = to_dict(config)
+        for name in written.keys() - {"data"}:
+            if written[name] not in (values.get(name), start.get(name)):
+                raise UserError(
+                    f"{name} is {written[name]} in {path}, but {values.get(name)} in the run. Undo "
+                    "the edit to resume the run, or start a new run with this file."
+                )
 
 
 def load_config(command: Command, start: dict[str, Any]) -> TrainConfig:
@@ -103,8 +123,8 @@ def load_config(command: Command, start: dict[str, Any]) -> TrainConfig:
         for name in SIZES:
             if given.get(name, start[name]) != start[name]:
                 raise UserError(
-                    f"{name} is {given[name]}, but {given['init_from']} has {start[name]}. "
-                    f"Leave out {name}."
+                    f"{name} is {given[name]}, but {given['init_from']} has {start[name]}, which "
+                    f"cannot be changed. Leave {name} out of the flags and the preset."
                 )
         network_keys = {f.name for f in fields(GPTConfig)}
         values |= {name: start[name] for name in network_keys & start.keys()}

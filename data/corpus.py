@@ -72,9 +72,9 @@ class Corpus:
     ) -> tuple[Tensor, Tensor]:
         """x_BT and y_BT of a training step; y_BT holds the characters that follow those of x_BT.
 
-        Each example is used once per epoch: drawn with replacement, a third of the text would not
-        be read in an epoch. The batch is a function of the arguments alone, so resuming needs no
-        loader state. `rows` selects the part of the batch that this process computes.
+        Each example is used once per epoch. (If examples were drawn with replacement, an epoch
+        would leave out a third of the text.) The batch is a function of the arguments alone, so
+        resuming needs no loader state. `rows` selects the part that this process computes.
         """
         starts = []
         for number in range(step * batch_size, (step + 1) * batch_size)[rows]:

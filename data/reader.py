@@ -1,27 +1,46 @@
 """Which files a path means, and files to text.
 
-For another format, such as JSON Lines, change TEXT_FILES, and `read_file`, which makes text of one
-file.
+For another format, such as JSON Lines, change TEXT_FILES, and let `read_file`, which makes text of
+one file, treat files with that ending in another way.
 """
 
 import codecs
+import fnmatch
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 from model.run.errors import UserError
 
-TEXT_FILES = "*.txt"  # what is read of a folder; a file that --data names is always read
+TEXT_FILES = "*.txt"  # what is read of a folder; a file that is named is always read
 CHUNK = 1 << 18  # bytes read at a time, so that memory does not grow with the text
 
 
 def find_text_files(path: Path) -> list[Path]:
-    """The file itself, or a folder's TEXT_FILES, sorted by path. Raises UserError if none exist."""
+    """The file itself, or the TEXT_FILES of a folder and its subfolders, sorted by path.
+
+    Names that begin with a dot are left out. Raises UserError if there are no files, or a folder
+    cannot be read or is a link (which might lead back).
+    """
     if not os.path.exists(path):
         raise UserError(f"{path} does not exist. Name a text with --data.")
     if os.path.isfile(path):
         return [path]
-    files = sorted(file for file in path.rglob(TEXT_FILES) if os.path.isfile(file))
+
+    def refuse(error: OSError) -> NoReturn:
+        raise UserError(f"{error.filename} cannot be read: {error.strerror}.")
+
+    files = []
+    for folder, subfolders, names in os.walk(path, onerror=refuse):
+        for name in fnmatch.filter(names, TEXT_FILES):
+            if os.path.isfile(file := Path(folder, name)) and not name.startswith("."):
+                files.append(file)
+        subfolders[:] = [name for name in subfolders if not name.startswith(".")]
+        for name in subfolders:
+            if os.path.islink(linked := Path(folder, name)):
+                raise UserError(f"{linked} is a link to a folder. Name the folder itself.")
+    files.sort()
     if not files:
         raise UserError(f"{path} is neither a file nor a folder with {TEXT_FILES} files.")
     return files
@@ -57,7 +76,7 @@ def read_file(file: Path, encoding: str) -> Iterator[str]:
             problem = f"byte 0x{error.object[error.start]:02x} at offset {offset}"
         raise UserError(
             f"{file} is not {encoding}: {problem}. "
-            "Name its encoding with --encoding (latin-1 reads any bytes)."
+            "To train on it, name its encoding with --encoding (latin-1 reads any bytes)."
         ) from None
     except OSError as error:
         raise UserError(f"{file} cannot be read: {error.strerror}.") from None

@@ -36,6 +36,7 @@ class Checkpoint:
     config: dict[str, Any] = field(default_factory=dict)  # all keys except out_dir
     vocab: str = ""
     data_sha256: str = ""
+    run_id: str = ""  # the same in all checkpoints of a run
     model: dict[str, Tensor] = field(default_factory=dict)  # state dict
     optimizers: list[dict[str, Any]] = field(default_factory=list)  # state dicts
     scaler: dict[str, Any] = field(default_factory=dict)  # state dict
@@ -94,13 +95,32 @@ def load(path: Path | str) -> Checkpoint:
     raise UserError(f"{path} {problem}.{_other_checkpoint_hint(path)}")
 
 
+def load_to_resume(path: Path) -> Checkpoint:
+    """`load`, for a run that goes on in the directory of `path`.
+
+    Raises UserError if there is also a checkpoint of another run or of a later step, which the run
+    would replace.
+    """
+    checkpoint = load(path)
+    for name in ("last.pt", "best.pt"):
+        try:
+            other = load(path.with_name(name))
+        except UserError:  # missing or damaged
+            continue
+        if other.run_id != checkpoint.run_id:
+            raise UserError(f"{path.with_name(name)} is of another run than {path}. Remove it.")
+        if other.step > checkpoint.step:
+            raise UserError(f"{path.with_name(name)} is of a later step. Resume it, or remove it.")
+    return checkpoint
+
+
 def resolve(name: str | None, which: str) -> Path:
     """The checkpoint path for a run directory, a file, or None (the newest run).
 
     `which` is "best" or "last". Raises UserError if there is no run at all.
     """
     if name is None:
-        files = [path for path in Path("runs").glob("*/*.pt") if path.is_file()]
+        files = [path for path in Path("runs").glob(f"*/{which}.pt") if path.is_file()]
         if not files:
             raise UserError(
                 "there is no run under runs/. Train one with python train.py, or name a checkpoint."

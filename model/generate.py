@@ -227,5 +227,5 @@ def check_cache(model: GPT) -> None:
                 raise RunError(
                     "the network in model/ gives other logits with a cache than without. A layer "
                     "that looks back must keep its past in the Cache, and be used once per forward "
-                    "pass."
+                    "pass. In evaluation nothing may be random, such as dropout."
                 )

@@ -44,7 +44,7 @@ def learning_rate(step: int, config: OptimConfig) -> float:
 
 
 def make_optimizers(model: GPT, config: OptimConfig, muon_dtype: torch.dtype) -> list[Optimizer]:
-    """Muon for what has two or more dimensions inside a block, AdamW for all other parameters.
+    """Muon for the matrices inside the blocks, AdamW for all other parameters.
 
     The training loop sets the learning rate of every group. Weight decay applies to Muon's matrices
     only. What an optimizer remembers must be in its `state`, or resuming is not exact.
@@ -52,7 +52,8 @@ def make_optimizers(model: GPT, config: OptimConfig, muon_dtype: torch.dtype) ->
     in_blocks = {id(parameter) for parameter in model.blocks.parameters()}
     matrices, others = [], []
     for name, parameter in model.named_parameters():
-        is_block_matrix = parameter.ndim >= 2 and id(parameter) in in_blocks
+        is_matrix = parameter.ndim >= 2 and min(parameter.shape[-2:]) > 1
+        is_block_matrix = is_matrix and id(parameter) in in_blocks
         (matrices if is_block_matrix else others).append((name, parameter))
     muon = Muon(matrices, config.learning_rate, config.weight_decay, muon_dtype)
     adamw = torch.optim.AdamW(

@@ -34,6 +34,11 @@ CASES = [
     ("train.py folder", "'folder' is not a preset", "--resume"),
     ("train.py --out_dir other_run", "other_run is not empty", "--resume other_run"),
     ("train.py --out_dir empty.txt/x --data missing.txt", "empty.txt/x cannot be written"),
+    ("train.py --out_dir gone/a", "gone/a cannot be written: [Errno 17] File exists"),
+    (f"train.py --out_dir {'a/' * 1500}", "cannot be written"),
+    ("train.py --out_dir=-x", "out_dir is '-x'"),
+    (f"train.py --seed {10**400}", "is not in [0, inf)"),
+    ("train.py --resum runs/it", "Did you mean resume?"),
     ("train.py --resume folder", "folder/last.pt cannot be read"),
     ("train.py --resume only_best", "only_best/last.pt", "--resume only_best/best.pt"),
     ("train.py --resume runs/it --learning_rate 1", "learning_rate cannot be changed"),
@@ -51,6 +56,7 @@ CASES = [
     ("sample.py --top_p 0", "argument --top_p: 0 is not in (0, 1]"),
     ("sample.py --attention page.html --interactive", "interactive", "attention"),
     ("sample.py --attention runs/it/best.pt", "runs/it/best.pt", "must end in .html"),
+    ("sample.py --attention missing/page.html", "missing/page.html", "folder does not exist"),
 ]
 PROGRAMS = ["train.py", "train.py --data", "train.py --resume", "train.py --init_from"]
 PROGRAMS += ["train.py --out_dir", "sample.py", "sample.py --prompt_file", "sample.py --score"]
@@ -65,6 +71,7 @@ def folder(tmp_path_factory, trained_run) -> Path:
             Path(name).parent.mkdir(exist_ok=True)
             Path(name).write_bytes(content)
         Path("loop").symlink_to("loop")
+        Path("gone").symlink_to("missing")
         for run in ("runs/it", "only_best", "only_last"):
             shutil.copytree(trained_run, run)
         Path("only_best/last.pt").unlink()
@@ -115,6 +122,12 @@ def test_a_path_that_cannot_be_opened_is_named(error_of, program, name):
 def test_sampling_without_a_run_names_the_training_command(error_of, monkeypatch):
     monkeypatch.chdir("folder")
     assert "python train.py" in error_of("sample.py")
+
+
+def test_a_new_run_needs_a_folder_that_can_be_made(error_of, monkeypatch, tmp_path):
+    Path("folder/runs").symlink_to("missing")  # as of a disk that is not there
+    monkeypatch.chdir("folder")
+    assert "cannot be written" in error_of("train.py --data ../good.txt")
 
 
 def test_standard_input_must_be_utf_8(error_of, monkeypatch):

@@ -115,9 +115,8 @@ def test_an_old_attention_page_is_kept_if_none_can_be_written(monkeypatch, capsy
     with file_size_limit(1000):  # as on a full disk
         assert write_page("page.html") == 1
     Path("folder.html").mkdir()
-    for path in ("missing/page.html", "folder.html"):
-        assert write_page(path) == 1
-        assert f"'{path}" in capsys.readouterr().err.splitlines()[-1]
+    assert write_page("folder.html") == 1
+    assert "'folder.html" in capsys.readouterr().err.splitlines()[-1]
     with monkeypatch.context() as patch:
         patch.setattr(sample, "stream", Mock(side_effect=KeyboardInterrupt))
         assert write_page("page.html") == 130

@@ -43,7 +43,7 @@ def assert_same_run(a: Path, b: Path) -> None:
     """Both checkpoints and all curves are equal, except for measured times."""
     for name in ("last.pt", "best.pt"):
         one, other = vars(checkpoint.load(a / name)), vars(checkpoint.load(b / name))
-        for field in one.keys() - {"seconds", "train_seconds"}:
+        for field in one.keys() - {"run_id", "seconds", "train_seconds"}:
             assert equal(one[field], other[field]), f"{field} in {name}"
     for tag in ("loss", "optimizer/learning_rate", "optimizer/grad_norm"):
         assert curve(a, "train", tag) == curve(b, "train", tag)
@@ -365,6 +365,27 @@ def test_a_finished_run_completes_missing_files_and_goes_on_with_more_steps(tiny
     speeds = curve(Path("run"), "train", "speed/chars_per_second")[-15:]
     for step, speed in [*speeds, (result["iters"], result["chars_per_second"])]:  # the mean so far
         assert speed == pytest.approx(step * 4 * 16 / 1000, rel=0.01)
+
+
+def test_a_resumed_run_refuses_what_it_would_replace(tiny, trained_run, monkeypatch, capsys):
+    def refused(*argv: str) -> str:
+        assert train.main(["--resume", *argv]) == 2
+        return capsys.readouterr().err.splitlines()[-1].removeprefix("error: ")
+
+    at_steps(monkeypatch, [13], lambda _: shutil.copytree("whole", "run"))
+    assert tiny(f"{STEPS} --out_dir=whole") == 0
+    shutil.copy("whole/last.pt", "run")
+    config = Path("run/config.toml").read_text()
+    assert refused("run/best.pt") == "run/last.pt is of a later step. Resume it, or remove it."
+    shutil.copy(trained_run / "best.pt", "run")
+    assert refused("run") == "run/best.pt is of another run than run/last.pt. Remove it."
+    Path("run/best.pt").unlink()
+    for edited, *flags in (["n_layer = 9"], ["max_iters = 30"], ["max_iters = 30", "--patience=1"]):
+        Path("run/config.toml").write_text(edited)  # or a file of somebody else
+        assert f"{edited.replace('=', 'is')} in run/config.toml, but" in refused("run", *flags)
+        assert Path("run/config.toml").read_text() == edited
+    assert train.main(["--resume", "run", "--max_iters=30"]) == 0
+    assert Path("run/config.toml").read_text() == config.replace("max_iters = 16", "max_iters = 30")
 
 
 def test_a_resumed_run_refuses_another_text(tiny, text_file, monkeypatch, capsys):

@@ -1,8 +1,8 @@
 /* The network of gpt.py for sampling on a CPU: one character of each of B texts per call, in float32.
 
    GPT.forward is the specification. If you change the network, sampling goes on in PyTorch until the
-   same change is made here, tests/model/fast/test_csampler.py passes, and csampler.py has the digest
-   that it prints.
+   same change is made here, tests/model/fast/test_csampler.py passes, and model/run/source.py has the
+   digest that it prints.
 
    PyTorch spends a few microseconds on every operation, and a small network has two hundred of them
    per character. Here that cost is gone.

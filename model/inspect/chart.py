@@ -21,7 +21,7 @@ def loss_chart(train: Points, val: Points) -> str:
             rows[round(row)][round(step / last_step * (width - 1))] = mark
     labels = {0: f"{max(values):.2f}", height - 1: f"{min(values):.2f}"}
     lines = [f"{labels.get(i, ''):>6} │{''.join(row).rstrip()}" for i, row in enumerate(rows)]
-    axis = f"{'0':<{width - len(f'{last_step:,}')}}{last_step:,}"
+    axis = f"0{last_step:>{width - 1},}"
     return "\n".join(
         [*lines, f"       └{'─' * width}", f"        {axis}", "        · train  ● validation"]
     )

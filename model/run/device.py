@@ -1,4 +1,4 @@
-"""Device, number format, compilation: the only file that names mps, bfloat16 or float16."""
+"""Device, number format, compilation. No other code names mps, bfloat16 or float16."""
 
 import ctypes
 import os

@@ -24,7 +24,7 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
             yield file
             file.flush()
             os.fsync(file.fileno())
-            temporary.replace(path)
+        temporary.replace(path)
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
@@ -44,9 +44,9 @@ def new_run_dir(out_dir: str | None) -> Iterator[Path]:
         try:
             path.mkdir(parents=True, exist_ok=out_dir is not None)
             break
-        except OSError as error:
+        except (OSError, RecursionError) as error:  # mkdir calls itself for each parent
             if out_dir or not os.path.lexists(path):
-                raise UserError(f"out_dir {path} cannot be written: {error.strerror}.") from None
+                raise UserError(f"out_dir {path} cannot be written: {error}.") from None
     with lock_run_dir(path):
         if any(path.iterdir()):
             raise UserError(

@@ -58,8 +58,9 @@ class Processes:
     def wrap(self, model: nn.Module) -> nn.Module:
         """`model` for training: the backward pass averages the gradients over all processes.
 
-        It does not while `require_backward_grad_sync` is False, as for all but the last part of a
-        batch. A parameter that the loss does not depend on is an error.
+        While `require_backward_grad_sync` is False, it only adds them up: so for all but the last
+        part of a batch. (On the model itself, with one process, the attribute does nothing.) A
+        parameter that the loss does not depend on is an error.
         """
         if self.world_size == 1:
             return model

@@ -5,8 +5,8 @@ import hashlib
 from importlib.util import find_spec
 from pathlib import Path
 
-# The digests of the code that the fast paths were tested against. After an edit of both, the tests
-# of the fast path print the digest to put here.
+# The digests of the code that the fast paths were tested against. If the code of a module and its
+# fast path were edited, the tests of the fast path print the new digest of the module.
 PROVEN = {
     "model.attention": "d51287e2a8aa07ea9f79a4ef9ec1e4afa9de6bd273e5b26b103a602269199d0c",
     "model.gpt": "ea7f6a5e151e43a6d43af809a55d41db80467d8a24d9d423d9263abecd766bd5",

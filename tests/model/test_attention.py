@@ -58,8 +58,8 @@ def test_attention_equals_a_loop_in_values_and_gradients(attend_fn, T, causal, s
 
 def test_the_digest_beside_fused_attend_is_that_of_attend():
     assert USES_FUSED_KERNEL, (
-        "attend was edited. If the other tests of this file pass, the digest to put into "
-        f"model/attention.py is {source_digest('model.attention')}"
+        "attention.py was edited. If the other tests of this file pass, the digest to put into "
+        f"model/run/source.py is {source_digest('model.attention')}"
     )
 
 

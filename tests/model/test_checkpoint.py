@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.amp import GradScaler
 
-from model.checkpoint import MAGIC, Checkpoint, capture, load, restore, save
+from model.checkpoint import MAGIC, Checkpoint, capture, load, resolve, restore, save
 from model.gpt import GPT, GPTConfig
 from model.optim import OptimConfig, make_optimizers
 from model.run.errors import RunError, UserError
@@ -94,6 +94,14 @@ def test_a_malicious_pickle_is_never_executed():
     assert not Path("trapped").exists()
     torch.load("last.pt", weights_only=False)
     assert Path("trapped").exists()  # so the trap works
+
+
+def test_the_newest_run_is_not_a_stray_file(elsewhere):
+    for i, name in enumerate(("runs/a/best.pt", "runs/b/best.pt", "runs/c/x.pt", "runs/best.pt")):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).touch()
+        os.utime(name, (i, i))
+    assert resolve(None, "best") == Path("runs/b/best.pt")
 
 
 def test_running_out_of_memory_is_not_reported_as_damage(tmp_path, state, monkeypatch):

@@ -38,6 +38,13 @@ def test_the_learning_rate_rises_linearly_until_a_line_falls_to_zero_at_the_end(
     assert rates[peak + 1 :] == pytest.approx([0.5 * (1 - i / 100) for i in range(peak + 1, 101)])
 
 
+def test_a_tensor_that_is_a_single_row_goes_to_adamw():
+    model = GPT(GPTConfig(n_layer=1, n_head=2, n_embd=16), vocab_size=7)
+    model.blocks[0].gain = nn.Parameter(torch.ones(1, 16))
+    _, adamw = optim.make_optimizers(model, OptimConfig(), torch.float32)
+    assert any(parameter is model.blocks[0].gain for parameter in adamw.param_groups[0]["params"])
+
+
 def test_one_learning_rate_serves_both_optimizers():
     """The root mean square of a step is about the learning rate, and at most that."""
     config = OptimConfig(learning_rate=0.01)

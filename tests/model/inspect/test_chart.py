@@ -19,7 +19,7 @@ def test_loss_chart_places_every_point_by_step_and_loss_and_fits_the_terminal(co
     expected = [round(step / 299 * (width - 1)) for step, _ in RISING]
     assert sorted(places) == sorted(set(expected))
     assert places[expected[3]] < places[expected[1]]  # the larger loss stands higher
-    for single_point in ((0, 2.0), (9, 0.0)):
+    for single_point in ((0, 2.0), (9, 0.0), (10**8, 2.0)):
         assert "●" in loss_chart([(0, 2.0)], [single_point])
 
 

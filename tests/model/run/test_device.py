@@ -1,7 +1,11 @@
 """Tests of the choice of device and dtype, of compilation, of seeds. GPUs are simulated."""
 
 import functools
+import json
+import os
 import random
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -11,6 +15,7 @@ from model.run import device
 from model.run.device import DeviceConfig, Machine, choose_device, choose_dtype, default_preset
 from model.run.errors import UserError
 from model.run.processes import Processes
+from tests.conftest import ROOT
 
 CPU, CUDA, MPS = torch.device("cpu"), torch.device("cuda"), torch.device("mps")
 BATCH = [torch.ones(3, requires_grad=True), torch.ones(3)]
@@ -75,6 +80,31 @@ def test_each_process_has_a_gpu_of_its_own(monkeypatch):
         device_of(2, "cuda")
     with pytest.raises(UserError, match="use --device cuda"):
         device_of(0, "cuda:0")
+
+
+BIND = """
+import json
+import os
+import torch
+from model.run.device import DeviceConfig, training_machine
+from model.run.processes import Processes
+
+machine, cpus = training_machine(DeviceConfig("cpu"), Processes()), sorted(os.sched_getaffinity(0))
+machine.bind_threads()
+places = [list(os.sched_getaffinity(thread)) for thread in machine.threads]
+print(json.dumps([cpus, torch.get_num_threads(), places]))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux binds threads")
+@pytest.mark.parametrize("variable", ["OMP_NUM_THREADS", "OMP_PROC_BIND", None])
+def test_threads_are_bound_each_to_its_cpu_unless_the_user_places_them(variable):
+    env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    env |= {"PYTHONPATH": str(ROOT)} | ({variable: "1"} if variable else {})
+    output = subprocess.run([sys.executable, "-c", BIND], env=env, capture_output=True, check=True)
+    cpus, n_threads, places = json.loads(output.stdout)
+    is_bound = variable is None and n_threads == len(cpus)
+    assert sorted(places) == ([[cpu] for cpu in cpus] if is_bound else [])
 
 
 def loss_fn(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
