@@ -101,7 +101,7 @@ def train(
 
     # Data
     with processes.main_first():
-        corpus = open_corpus(config.data, block_size, start.vocab, extend=not start.is_resumed)
+        corpus = open_corpus(config.data, block_size, start.vocab)
     if start.is_resumed and start.data_sha256 != corpus.text.sha256:
         raise UserError(
             f"{corpus.name} is not the text of this run. "

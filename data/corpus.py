@@ -126,14 +126,11 @@ def shuffled_starts(length: int, block_size: int, seed: int, epoch: int) -> np.n
     return rng.permutation(count) * block_size + offset
 
 
-def open_corpus(
-    config: DataConfig, block_size: int, vocab: str = "", extend: bool = True
-) -> Corpus:
+def open_corpus(config: DataConfig, block_size: int, vocab: str = "") -> Corpus:
     """The corpus of `config`; its ids are prepared on disk at first use.
 
     Its vocabulary is `vocab`, that of a checkpoint, and then the text's other characters, sorted.
-    Raises UserError if the text cannot be read or is too short, or if there are other characters
-    and `extend` is false.
+    Raises UserError if the text cannot be read or is too short.
     """
     path = tiny_shakespeare() if config.data is None else Path(config.data)
     text = open_prepared(find_text_files(path), config.encoding)
@@ -147,8 +144,6 @@ def open_corpus(
         )
     if len(text.vocab) < 2:
         raise UserError(f"{path} repeats one character, {text.vocab!r}. There is nothing to learn.")
-    if extend:
-        vocab += "".join(sorted(set(text.vocab) - set(vocab)))
-    tokenizer = CharTokenizer(vocab)
+    tokenizer = CharTokenizer(vocab + "".join(sorted(set(text.vocab) - set(vocab))))
     to_model_ids = tokenizer.encode(text.vocab, str(path))
     return Corpus(str(path), tokenizer, text, to_model_ids, train_chars)

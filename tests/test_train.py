@@ -394,7 +394,8 @@ def test_a_resumed_run_refuses_another_text(tiny, text_file, monkeypatch, capsys
     assert tiny(f"{STEPS} --out_dir=whole") == 0
     text = text_file.read_text()
     text_file.write_text(text.replace("moon", "noom"))
-    for flags in ([], ["--data", str(text_file)]):
+    Path("other.txt").write_text(f"{text}, with characters it has never seen: ÄÖÜ")
+    for flags in ([], ["--data", str(text_file)], ["--data", "other.txt"]):
         assert train.main(["--resume", "run", *flags]) == 2
         message = "is not the text of this run. .* new run with --init_from run"
         assert re.search(message, capsys.readouterr().err)

@@ -148,11 +148,13 @@ def load_library() -> ctypes.CDLL | None:
                 with atomic_write(cached) as file:
                     file.write(Path(folder, "csampler.so").read_bytes())
             return ctypes.CDLL(f"{folder}/csampler.so")
-    except (OSError, subprocess.CalledProcessError) as error:
-        problem = (getattr(error, "stderr", b"") or str(error).encode()).decode(errors="replace")
-        print_line(
-            f"note: the C sampler cannot be compiled ({problem.strip().partition(chr(10))[0]}). "
-            "Sampling uses PyTorch, about 10 times slower.",
-            sys.stderr,
-        )
-        return None
+    except OSError as error:
+        problem = error.strerror or str(error)
+    except subprocess.CalledProcessError as error:
+        problem = error.stderr.decode(errors="replace").strip() or "it fails"
+    print_line(
+        f"note: the C sampler cannot be compiled with {compiler[0]}: {problem.splitlines()[0]}. "
+        "Sampling uses PyTorch, about 10 times slower.",
+        sys.stderr,
+    )
+    return None

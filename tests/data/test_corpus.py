@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from data import corpus
 from data.corpus import Corpus, DataConfig, open_corpus
-from model.run.errors import UserError
 from tests.conftest import LINES
 
 
@@ -30,9 +29,7 @@ def test_a_given_vocabulary_is_extended_by_the_sorted_characters_of_the_text(tex
     assert ["".join(vocab[i] for i in x_T) for x_T in x_BT] == [LINES[:-6], LINES[5:-1]]
     assert ["".join(vocab[i] for i in y_T) for y_T in y_BT] == [LINES[1:-5], LINES[6:]]
     assert opened.train_chars == int(len(LINES) * 0.9)
-    assert open_corpus(DataConfig(str(text_file)), 4, vocab, extend=False).tokenizer.vocab == vocab
-    with pytest.raises(UserError, match="not in the vocabulary"):
-        open_corpus(DataConfig(str(text_file)), 4, vocab[:-1], extend=False)
+    assert open_corpus(DataConfig(str(text_file)), 4, vocab).tokenizer.vocab == vocab
 
 
 def test_batches_are_examples_of_the_training_split_up_to_both_ends():
