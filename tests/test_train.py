@@ -162,7 +162,7 @@ def test_a_compiled_run_resumes_exactly_and_equals_an_eager_run(tiny, monkeypatc
     at_steps(monkeypatch, [13], lambda _: shutil.copytree("whole", "killed"))
     assert tiny(f"{flags} --compile=on --out_dir=whole") == 0
     assert train.main(["--resume", "killed"]) == 0
-    assert "warning" not in capsys.readouterr().err, "compilation failed"
+    assert "without torch.compile" not in capsys.readouterr().err
     assert_same_run(Path("whole"), Path("killed"))
     assert tiny(f"{flags} --out_dir=eager") == 0
     assert_similar(Path("whole"), Path("eager"))
