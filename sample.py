@@ -3,7 +3,6 @@
 import contextlib
 import itertools
 import math
-import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -17,7 +16,7 @@ from data.tokenizer import CharTokenizer
 from model import checkpoint
 from model.generate import GenerationConfig, start_character, stream, total_nll
 from model.gpt import GPT
-from model.inspect.page import attention_page
+from model.inspect.page import attention_page, check_page_path
 from model.run import source
 from model.run.device import DeviceConfig, sampling_machine
 from model.run.errors import (
@@ -55,11 +54,8 @@ class TextConfig:
             given = [name for name in names if getattr(self, name)]
             if len(given) > 1:
                 raise UserError(f"{' and '.join(given)} exclude each other. Give one of them.")
-        if self.attention is not None and not self.attention.endswith(".html"):
-            # No checkpoint or text can be overwritten by mistake.
-            raise UserError(f"attention is {self.attention!r}. The name must end in .html.")
-        if self.attention is not None and not os.path.isdir(os.path.dirname(self.attention) or "."):
-            raise UserError(f"attention is {self.attention!r}. The folder does not exist.")
+        if self.attention is not None:
+            check_page_path(self.attention)
 
 
 @dataclass(frozen=True)

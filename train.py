@@ -33,7 +33,7 @@ from configs.training import (
 from data.corpus import Corpus, open_corpus
 from model import checkpoint
 from model.checkpoint import Checkpoint
-from model.generate import GenerationConfig, start_character, stream
+from model.generate import GenerationConfig, check_cache, start_character, stream
 from model.gpt import GPT
 from model.inspect.chart import loss_chart, overfitting_hint
 from model.inspect.maps import draw_weights
@@ -112,6 +112,7 @@ def train(
     # Model and optimizers
     seed_all(run_config.seed)
     model = GPT(model_config, vocab_size=len(vocab)).to(machine.device)
+    check_cache(model)
     optimizers = make_optimizers(model, optim_config, muon_dtype=machine.dtype)
     scaler = machine.make_scaler()
 

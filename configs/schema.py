@@ -72,7 +72,7 @@ class ConfigParser(argparse.ArgumentParser):
 
     def unknown_key(self, name: str) -> UserError:
         """The error for an unknown key, with the nearest known one."""
-        known = [option.removeprefix("--") for option in self._option_string_actions]
+        known = [*self.keys, "resume"] if name not in ("resume", "help") else self.keys
         nearest = difflib.get_close_matches(name, known, n=1, cutoff=0)[0]
         return UserError(f"unknown key {name!r}. Did you mean {nearest}?")
 

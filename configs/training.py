@@ -94,19 +94,19 @@ def parse_train_command(argv: list[str]) -> Command:
 
 
 def require_same_config(path: Path, config: TrainConfig, start: dict[str, Any]) -> None:
-    """Raise UserError if config.toml, which a resumed run writes anew, says something else.
+    """Raise UserError if config.toml is not that of the run which is resumed.
 
-    `start` is the config of the checkpoint; if the run was killed, it may be older.
+    So a run goes on in its own directory only. `start` is the config of the checkpoint; if the run
+    was killed when it was last resumed, it may be older than config.toml.
     """
-    if path.is_file():
-        written = ConfigParser(TrainConfig, "", "").parse_preset(path)
-        values = to_dict(config)
-        for name in written.keys() - {"data"}:
-            if written[name] not in (values.get(name), start.get(name)):
-                raise UserError(
-                    f"{name} is {written[name]} in {path}, but {values.get(name)} in the run. Undo "
-                    "the edit to resume the run, or start a new run with this file."
-                )
+    written, values = ConfigParser(TrainConfig, "", "").parse_preset(path), to_dict(config)
+    for name in sorted((written.keys() | values.keys()) - {"out_dir"}):
+        if written.get(name) not in (values.get(name), start.get(name)):
+            raise UserError(
+                f"{name} is {written.get(name, 'missing')} in {path}, but "
+                f"{values.get(name, 'missing')} in the run. Undo the edit to resume the run, or "
+                "start a new run with this file."
+            )
 
 
 def load_config(command: Command, start: dict[str, Any]) -> TrainConfig:

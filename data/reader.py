@@ -27,6 +27,8 @@ def find_text_files(path: Path) -> list[Path]:
         raise UserError(f"{path} does not exist. Name a text with --data.")
     if os.path.isfile(path):
         return [path]
+    if not os.path.isdir(path):
+        raise UserError(f"{path} is neither a file nor a folder.")
 
     def refuse(error: OSError) -> NoReturn:
         raise UserError(f"{error.filename} cannot be read: {error.strerror}.")
@@ -42,7 +44,7 @@ def find_text_files(path: Path) -> list[Path]:
                 raise UserError(f"{linked} is a link to a folder. Name the folder itself.")
     files.sort()
     if not files:
-        raise UserError(f"{path} is neither a file nor a folder with {TEXT_FILES} files.")
+        raise UserError(f"{path} has no {TEXT_FILES} files.")
     return files
 
 

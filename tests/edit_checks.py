@@ -205,6 +205,10 @@ def is_refused() -> None:
     with Captured() as output:
         assert train_tiny("--out_dir", "run") == 1
     assert "other logits with a cache than without" in output.err.splitlines()[-1]
+    assert not Path("run").exists()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train, "check_cache", lambda model: None)
+        assert train_tiny("--out_dir", "run") == 1
     Path("scored.txt").write_text(LINES)
     for flags in (["--max_new_tokens", "2"], ["--score", "scored.txt"]):
         with Captured() as output:

@@ -10,6 +10,7 @@ import pytest
 
 import sample
 import train
+from model.inspect import page
 from tests.conftest import LINES, TINY, working_in
 
 FILES = {
@@ -21,6 +22,7 @@ FILES = {
     "other.txt": LINES.replace("moon", "noom").encode(),
     "folder/readme.md": b"no text here, exactly",
     "other_run/best.pt": b"",
+    "text.html": LINES.encode(),
 }
 # The program and its arguments; words that the error must have. Training starts with small sizes
 # and --data good.txt, sampling takes runs/it.
@@ -28,12 +30,16 @@ CASES = [
     ("train.py --data missing.txt", "missing.txt does not exist", "--data"),
     ("train.py --data same.txt", "same.txt", "'a'"),
     ("train.py --data short.txt", "90 training", "10 validation", "is 16", "--val_fraction"),
-    ("train.py --data folder", "folder is neither a file nor a folder with *.txt files"),
+    ("train.py --data folder", "folder has no *.txt files"),
+    ("train.py --data /dev/null", "/dev/null is neither a file nor a folder"),
+    ("train.py --resume stranger", "stranger/config.toml cannot be read"),
+    ("train.py --device hpu", "device 'hpu' is not on this machine"),
     ("train.py --n_layer -3", "argument --n_layer: -3 is not in [1, 1000]"),
     ("train.py --n_embd 12 --n_head 4", "n_embd is 12", "n_head is 4", "even"),
     ("train.py folder", "'folder' is not a preset", "--resume"),
-    ("train.py --out_dir other_run", "other_run is not empty", "--resume other_run"),
+    ("train.py --out_dir other_run", "other_run is not empty. Delete it"),
     ("train.py --out_dir empty.txt/x --data missing.txt", "empty.txt/x cannot be written"),
+    ("train.py --out_dir runs/it", "runs/it is not empty", "--resume runs/it"),
     ("train.py --out_dir gone/a", "gone/a cannot be written: [Errno 17] File exists"),
     (f"train.py --out_dir {'a/' * 1500}", "cannot be written"),
     ("train.py --out_dir=-x", "out_dir is '-x'"),
@@ -55,8 +61,10 @@ CASES = [
     ("sample.py --score good.txt --prompt KATE", "prompt and score"),
     ("sample.py --top_p 0", "argument --top_p: 0 is not in (0, 1]"),
     ("sample.py --attention page.html --interactive", "interactive", "attention"),
-    ("sample.py --attention runs/it/best.pt", "runs/it/best.pt", "must end in .html"),
-    ("sample.py --attention missing/page.html", "missing/page.html", "folder does not exist"),
+    ("sample.py --attention runs/it/best.pt", "runs/it/best.pt", "Name an .html file"),
+    ("sample.py --attention missing/page.html", "missing/page.html", "in a folder that exists"),
+    ("sample.py --score text.html --attention text.html", "text.html is not an attention page"),
+    (f"sample.py --attention {page.TEMPLATE}", "page.html is not an attention page"),
 ]
 PROGRAMS = ["train.py", "train.py --data", "train.py --resume", "train.py --init_from"]
 PROGRAMS += ["train.py --out_dir", "sample.py", "sample.py --prompt_file", "sample.py --score"]
@@ -76,6 +84,8 @@ def folder(tmp_path_factory, trained_run) -> Path:
             shutil.copytree(trained_run, run)
         Path("only_best/last.pt").unlink()
         Path("only_last/best.pt").unlink()
+        Path("stranger/val/00000").mkdir(parents=True)  # somebody's folder with a checkpoint in it
+        shutil.copy(trained_run / "last.pt", "stranger")
     return folder
 
 

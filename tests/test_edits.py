@@ -259,6 +259,9 @@ WRONG_CACHE: dict[str, Edit] = {
         (GPT, "cache.last_inputs[self] = padded[:, -2:]",
          "cache.last_inputs[self] = padded[:, -2:] if T > 1 else torch.zeros_like(last_B2C)"),
     ],
+    "the token shift keeps nothing": [
+        (GPT, "last_B2C = cache.last_inputs.get(self, last_B2C)", "pass"),
+    ],
     "the same block in every layer": [
         (GPT, "nn.ModuleList(Block(config) for _ in range(config.n_layer))",
          "nn.ModuleList([Block(config)] * config.n_layer)"),

@@ -15,9 +15,10 @@ from torch import Tensor
 from model.attention import USES_FUSED_KERNEL
 from model.gpt import GPT
 from model.inspect.record import record_attention
-from model.run.errors import RunError
+from model.run.errors import RunError, UserError
 
 TEMPLATE = Path(__file__).with_name("page.html")
+DATA = "/*DATA*/"  # where they go in the template
 MAX_PAGE_CHARS = 1000
 SHOWN_FEATURES = 4  # of each query, key and value
 SHOWN_NEXT = 5  # most probable next characters
@@ -38,7 +39,10 @@ def attention_page(model: GPT, vocab: str, ids: list[int], about: str) -> str:
     with record_attention(model) as calls:
         log_probs_TV = model(ids_T[None])[0].float().log_softmax(-1)
     if not calls:
-        raise RunError("no attention layer of the network calls fast_attend of model/attention.py.")
+        raise RunError(
+            "no attention was recorded: no layer calls fast_attend of model/attention.py with as "
+            "many keys as queries, so that it calls attention_weights once."
+        )
     nll = -log_probs_TV[:-1].gather(1, ids_T[1:, None])[:, 0]
     best = log_probs_TV.exp().topk(min(SHOWN_NEXT, len(vocab)))
     weights_XTT = torch.cat([call.weights_BHTS[0].float() for call in calls]).cpu()
@@ -75,7 +79,18 @@ def attention_page(model: GPT, vocab: str, ids: list[int], about: str) -> str:
         data["numbers"] = vectors_X3TN.size(-1)
     # In a script, "<" could begin a tag that ends it.
     content = json.dumps(data, ensure_ascii=False).replace("<", "\\u003c")
-    return TEMPLATE.read_text("utf-8").replace("/*DATA*/", content)
+    return TEMPLATE.read_text("utf-8").replace(DATA, content)
+
+
+def check_page_path(name: str) -> None:
+    """Raise UserError if a page cannot be written there, or would replace another file."""
+    path = Path(name)
+    if not name.endswith(".html") or not path.parent.is_dir():
+        raise UserError(f"attention is {name!r}. Name an .html file in a folder that exists.")
+    if path.exists():
+        start, content = TEMPLATE.read_bytes().split(DATA.encode())[0], path.read_bytes()
+        if not content.startswith(start) or DATA.encode() in content:
+            raise UserError(f"{name} is not an attention page. Name another file.")
 
 
 def pack(tensor: Tensor, dtype: str) -> str:

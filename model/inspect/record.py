@@ -32,8 +32,8 @@ def record_attention(model: GPT) -> Iterator[list[AttentionCall]]:
     """Inside, each attention of one forward pass of `model` is appended to the list.
 
     The network computes the equation in place of the fused kernel meanwhile. What is recorded are
-    the weights that `attention_weights` returned, also if it was edited; an edited `attend` that
-    calls it twice is not recorded.
+    the weights that `attention_weights` returned, also if it was edited. An edited `attend` that
+    calls it twice is not recorded, nor is a layer that has more keys than characters.
     """
     calls, blocks, weights = [], [], []
     originals = {name: vars(attention)[name] for name in REPLACED}
@@ -45,7 +45,7 @@ def record_attention(model: GPT) -> Iterator[list[AttentionCall]]:
     def attend(q: Tensor, k: Tensor, v: Tensor, causal=False, scale=None, *args, **options):
         weights.clear()
         out_BHTD = originals["attend"](q, k, v, causal, scale, *args, **options)
-        if len(weights) == 1:
+        if len(weights) == 1 and k.size(-2) == q.size(-2):
             calls.append(AttentionCall(len(blocks), q, k, v, scale, weights[0]))
         return out_BHTD
 

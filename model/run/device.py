@@ -118,7 +118,7 @@ def choose_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
         torch.empty(0, device=device).cpu()
-    except (RuntimeError, AssertionError, NotImplementedError):  # PyTorch without CUDA asserts
+    except (RuntimeError, AssertionError, ImportError):  # PyTorch without CUDA asserts
         raise UserError(f"device {name!r} is not on this machine. Use --device auto.") from None
     return device
 

@@ -25,6 +25,9 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
+    except OSError as error:
+        error.filename = error.filename or str(path)  # a full disk has none
+        raise
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
@@ -49,10 +52,9 @@ def new_run_dir(out_dir: str | None) -> Iterator[Path]:
                 raise UserError(f"out_dir {path} cannot be written: {error}.") from None
     with lock_run_dir(path):
         if any(path.iterdir()):
-            raise UserError(
-                f"out_dir {path} is not empty. To continue a run use --resume {path}, "
-                "otherwise name a new folder."
-            )
+            has_run = (path / "last.pt").exists()
+            hint = f"Continue its run with --resume {path}" if has_run else "Delete it"
+            raise UserError(f"out_dir {path} is not empty. {hint}, or name another folder.")
         if not os.access(path, os.W_OK):
             raise UserError(f"out_dir {path} cannot be written.")
         try:

@@ -7,6 +7,7 @@ threads are watched. 0 leaves a part out.
 import contextlib
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -48,6 +49,8 @@ def kill_and_resume(run: Path, flags: list[str], kills: int, rng: random.Random)
     done = hits = 0
     while True:
         start_time, exists = time.time(), (run / "last.pt").exists()
+        if not exists:  # a new run needs a new directory
+            shutil.rmtree(run, ignore_errors=True)
         argv = ["--resume", str(run)] if exists else [*flags, "--out_dir", str(run)]
         with subprocess.Popen(
             [sys.executable, "-c", SLOW_DISK, *argv],

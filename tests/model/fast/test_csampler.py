@@ -24,11 +24,12 @@ from tests.model.test_gpt import random_gpt, random_ids
 needs_compiler = pytest.mark.skipif(load_library() is None, reason="there is no C compiler")
 
 
-def test_the_digest_of_the_network_is_that_of_its_code():
-    digest = source_digest("model.gpt")
-    assert digest == PROVEN["model.gpt"], (
+@pytest.mark.parametrize("name", ["model.gpt", "model/fast/csampler.c"])
+def test_the_digest_of_the_network_and_of_the_c_sampler_are_those_of_their_code(name):
+    digest = source_digest(name)
+    assert digest == PROVEN[name], (
         "the network was edited. To use the C sampler again, make the same edit in csampler.c and "
-        "pack_weights. If the other tests of this file pass, the digest to put into "
+        f"pack_weights. If the other tests of this file pass, the digest of {name} to put into "
         f"model/run/source.py is {digest}"
     )
 

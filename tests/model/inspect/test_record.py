@@ -56,3 +56,10 @@ def test_blocks_and_heads_are_numbered_from_1():
     assert list(weights) == [f"block {block}, head {head}" for block in (2, 3) for head in (1, 2)]
     for name, weights_TT in weights.items():
         assert torch.allclose(weights_TT, flat_TT) == (name == "block 2, head 2")
+
+
+def test_a_layer_with_more_keys_than_characters_is_not_recorded():
+    """Which key belongs to which character is not known: an attention sink, for example."""
+    with record_attention(random_gpt()) as calls:
+        attention.fast_attend(torch.ones(1, 1, 2, 4), *torch.ones(2, 1, 1, 3, 4), causal=True)
+    assert calls == []
