@@ -227,6 +227,9 @@ OTHER_NETWORK: dict[str, Edit] = {
         (GPT, "from torch import Tensor, nn\n", "from torch import Tensor, nn, tanh\n"),
         (GPT, "class MLP(", "norm = tanh\n\n\nclass MLP("),
     ],
+    "another activation in the C sampler, not in the network": [
+        ("model/fast/csampler.c", "sum > 0 ? sum * sum : 0", "sum > 0 ? sum : 0"),
+    ],
     "a hook on one layer": [
         (GPT, HEAD_START, "        self.blocks[-1].mlp_2.register_forward_hook("
          "lambda layer, x, out: out.clamp(-1, 1))\n" + HEAD_START),
