@@ -102,7 +102,7 @@ def load_to_resume(path: Path) -> Checkpoint:
     would replace.
     """
     checkpoint = load(path)
-    for name in ("last.pt", "best.pt"):
+    for name in {"last.pt", "best.pt"} - {path.name}:
         try:
             other = load(path.with_name(name))
         except UserError:  # missing or damaged
