@@ -9,14 +9,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
+from torch import nn
+
 from configs.schema import ConfigParser, make_config
 from configs.training import TrainConfig
 from data.reader import read_text
 from data.tokenizer import CharTokenizer
 from model import checkpoint
 from model.generate import GenerationConfig, start_character, stream, total_nll
-from model.gpt import GPT
 from model.inspect.page import attention_page, check_page_path
+from model.nanogpt import load_nanogpt
+from model.network import make_network
 from model.run import source
 from model.run.device import DeviceConfig, sampling_machine
 from model.run.errors import (
@@ -42,6 +45,7 @@ class TextConfig:
     ] = None
     stop: Annotated[str, "end a text after this"] = ""
     which: Annotated[Literal["best", "last"], "checkpoint of the run"] = "best"
+    meta: Annotated[str | None, "of a ckpt.pt of nanoGPT: the meta.pkl beside its data"] = None
     interactive: Annotated[bool, "continue one prompt after another; Ctrl-C ends a text"] = False
     score: Annotated[str | None, "print the loss of this file, per character, and exit"] = None
     attention: Annotated[str | None, "write an HTML page: what each head looked at"] = None
@@ -80,7 +84,7 @@ def read_prompt(config: TextConfig, encoding: str) -> str:
 
 
 def sample_texts(
-    model: GPT, tokenizer: CharTokenizer, prompt: str, config: SampleConfig
+    model: nn.Module, tokenizer: CharTokenizer, prompt: str, config: SampleConfig
 ) -> Iterator[tuple[int, str]]:
     """All texts in pieces (i, piece of text i), each after the prompt and a separator."""
     vocab, stop = tokenizer.vocab, config.text.stop
@@ -96,7 +100,7 @@ def write(text: str) -> None:
     sys.stdout.flush()
 
 
-def run_interactive(model: GPT, tokenizer: CharTokenizer, config: SampleConfig) -> None:
+def run_interactive(model: nn.Module, tokenizer: CharTokenizer, config: SampleConfig) -> None:
     """Continue each line of standard input until it ends."""
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401, PLC0415  (arrow keys and history for input())
@@ -135,7 +139,8 @@ def main(argv: list[str]) -> int:
 
     # The checkpoint, and what is to be done with it
     path = checkpoint.resolve(name, config.text.which)
-    saved = checkpoint.load(path)
+    meta = config.text.meta
+    saved = load_nanogpt(path, meta) if meta else checkpoint.load(path)
     train_config = make_config(TrainConfig, saved.config)
     encoding = train_config.data.encoding
     tokenizer = CharTokenizer(saved.vocab)
@@ -150,7 +155,7 @@ def main(argv: list[str]) -> int:
         if len(scored_ids) == 1:
             raise UserError(f"{score} is empty.")
 
-    model = GPT(train_config.model, vocab_size=len(saved.vocab))
+    model = make_network(train_config.model, vocab_size=len(saved.vocab))
     checkpoint.restore(saved, model)
     model.to(machine.device).eval()
 

@@ -34,10 +34,11 @@ from data.corpus import Corpus, open_corpus
 from model import checkpoint
 from model.checkpoint import Checkpoint
 from model.generate import GenerationConfig, check_cache, start_character, stream
-from model.gpt import GPT
 from model.inspect.chart import loss_chart, overfitting_hint
 from model.inspect.maps import draw_weights
 from model.inspect.record import attention_by_head
+from model.nanogpt import load_nanogpt
+from model.network import make_network
 from model.optim import copy_parameters, learning_rate, make_optimizers, update_ratio
 from model.run import source
 from model.run.device import Machine, seed_all, training_machine
@@ -63,7 +64,8 @@ def main(argv: list[str]) -> int:
         if command.resume is None:
             if (other_run := command.given.get("init_from")) is not None:
                 path = checkpoint.resolve(other_run, "best")
-                other = checkpoint.load(path)
+                meta = command.given.get("meta")
+                other = load_nanogpt(path, meta) if meta else checkpoint.load(path)
                 start = Checkpoint(config=other.config, vocab=other.vocab, model=other.model)
             config = load_config(command, start.config)
             if processes.is_main:
@@ -111,7 +113,7 @@ def train(
 
     # Model and optimizers
     seed_all(run_config.seed)
-    model = GPT(model_config, vocab_size=len(vocab)).to(machine.device)
+    model = make_network(model_config, vocab_size=len(vocab)).to(machine.device)
     check_cache(model)
     optimizers = make_optimizers(model, optim_config, muon_dtype=machine.dtype)
     scaler = machine.make_scaler()
@@ -160,8 +162,9 @@ def train(
             print_line(
                 f"device  {machine}\n"
                 f"corpus  {corpus.describe(block_size)}\n"
-                f"model   {model_config.n_layer} blocks, {model_config.n_head} heads, "
-                f"{model_config.n_embd} channels: {n_params:,} parameters\n"
+                f"model   {model_config.network}, {model_config.n_layer} blocks, "
+                f"{model_config.n_head} heads, {model_config.n_embd} channels: "
+                f"{n_params:,} parameters\n"
                 f"train   {optim_config.max_iters:,} steps of {batch_size} x {block_size} "
                 f"characters\n"
                 f"run     {run_dir}",
@@ -306,7 +309,7 @@ def cross_entropy(logits_BTV: Tensor, y_BT: Tensor) -> Tensor:
 
 
 @torch.no_grad()  # inference_mode would spoil tensors that an edited network keeps for training
-def evaluate(model: GPT, corpus: Corpus, machine: Machine) -> float:
+def evaluate(model: nn.Module, corpus: Corpus, machine: Machine) -> float:
     """Mean loss over the validation split, in nats per character. Deterministic."""
     model.eval()
     processes = machine.processes
@@ -323,7 +326,7 @@ def evaluate(model: GPT, corpus: Corpus, machine: Machine) -> float:
     return processes.sum(nats) / processes.sum(sum(counts))
 
 
-def log_pictures(logger: RunLogger, model: GPT, corpus: Corpus, step: int) -> None:
+def log_pictures(logger: RunLogger, model: nn.Module, corpus: Corpus, step: int) -> None:
     """What a person looks at after each evaluation: a sampled text, and what each head looks at."""
     vocab = corpus.tokenizer.vocab
     model.eval()
@@ -342,7 +345,7 @@ def log_pictures(logger: RunLogger, model: GPT, corpus: Corpus, step: int) -> No
     model.train()
 
 
-def log_last_pictures(logger: RunLogger, model: GPT, vocab: str) -> None:
+def log_last_pictures(logger: RunLogger, model: nn.Module, vocab: str) -> None:
     """What a person looks at when a run ends: the embedding, and a chart of the loss."""
     labels = [char if char.isprintable() and char != " " else repr(char) for char in vocab]
     for name, layer in model.named_modules():

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from configs.schema import ConfigParser, make_config, to_dict
 from data.corpus import DataConfig
-from model.gpt import GPTConfig
+from model.network import GPTConfig
 from model.optim import OptimConfig
 from model.run.device import DeviceConfig, default_preset
 from model.run.errors import UserError
@@ -21,6 +21,9 @@ class RunConfig:
     init_from: Annotated[
         str | None, "start with the weights of this run or checkpoint; the text may be another"
     ] = None
+    meta: Annotated[
+        str | None, "with init_from a ckpt.pt of nanoGPT: the meta.pkl beside its data"
+    ] = None
     seed: Annotated[int, "same seed, same machine: same result", "[0, inf)"] = 1337
     eval_interval: Annotated[int, "steps between evaluations", "[1, inf)"] = 250
     log_interval: Annotated[int, "steps between points of the training curve", "[1, inf)"] = 10
@@ -31,6 +34,8 @@ class RunConfig:
     def __post_init__(self) -> None:
         if self.out_dir is not None and (not self.out_dir or self.out_dir.startswith("-")):
             raise UserError(f"out_dir is {self.out_dir!r}. Name a directory without a - in front.")
+        if self.meta is not None and self.init_from is None:
+            raise UserError("meta belongs to a ckpt.pt of nanoGPT. Name that with --init_from.")
 
 
 @dataclass(frozen=True)
@@ -59,7 +64,8 @@ python train.py [PRESET.toml] [--key value ...]
 DESCRIPTION = "Train a character-level GPT. A preset states what differs from the defaults below."
 RESUMABLE = ("data", "max_iters", "eval_interval", "log_interval", "patience")
 RESUMABLE += ("device", "dtype", "compile", "gradient_accumulation_steps")
-SIZES = ("n_layer", "n_head", "n_embd")  # with others, weights do not fit or mean something else
+# With others, weights do not fit or mean something else.
+FIXED = ("network", "n_layer", "n_head", "n_embd", "bias")
 
 
 class Command(NamedTuple):
@@ -114,13 +120,14 @@ def load_config(command: Command, start: dict[str, Any]) -> TrainConfig:
 
     `start` is the config of the checkpoint that it begins with; it may be empty. A resumed run
     takes all keys from it. Another run takes the network's keys that are not given, and those in
-    SIZES must be the same. Raises UserError.
+    FIXED must be the same. Raises UserError.
     """
     values, given = dict(command.defaults), command.given
     if command.resume is not None:
         values = start
     elif start:
-        for name in SIZES:
+        start = to_dict(make_config(TrainConfig, start))  # also keys that are newer than it
+        for name in FIXED:
             if given.get(name, start[name]) != start[name]:
                 raise UserError(
                     f"{name} is {given[name]}, but {given['init_from']} has {start[name]}, which "
@@ -129,7 +136,7 @@ def load_config(command: Command, start: dict[str, Any]) -> TrainConfig:
         network_keys = {f.name for f in fields(GPTConfig)}
         values |= {name: start[name] for name in network_keys & start.keys()}
     values = values | given
-    for name in ("data", "init_from"):
+    for name in ("data", "init_from", "meta"):
         if values.get(name):
             values[name] = os.path.abspath(values[name])  # to resume from another folder
     return make_config(TrainConfig, values)

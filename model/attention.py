@@ -42,17 +42,22 @@ def attention_weights(q: Tensor, k: Tensor, causal=False, scale=None, window=Non
     return scores_BHTS.softmax(dim=-1)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, causal=False, scale=None, window=None) -> Tensor:
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, causal=False, scale=None, window=None, dropout=0.0
+) -> Tensor:
     """Attention by the textbook equation: softmax(Q Kᵀ / √d + mask) V.
 
-    q_BHTD, k_BHSD, v_BHSD to out_BHTD; each output is a weighted average of the values. The other
-    arguments are those of `attention_weights`. This is the specification of `fused_attend`.
+    q_BHTD, k_BHSD, v_BHSD to out_BHTD; each output is a weighted average of the values. `dropout`
+    is the share of weights that are set to 0. The other arguments are those of
+    `attention_weights`. This is the specification of `fused_attend`.
     """
     weights_BHTS = attention_weights(q, k, causal, scale, window)
-    return weights_BHTS.to(v.dtype) @ v
+    return F.dropout(weights_BHTS, dropout).to(v.dtype) @ v
 
 
-def fused_attend(q: Tensor, k: Tensor, v: Tensor, causal=False, scale=None, window=None) -> Tensor:
+def fused_attend(
+    q: Tensor, k: Tensor, v: Tensor, causal=False, scale=None, window=None, dropout=0.0
+) -> Tensor:
     """`attend` by PyTorch's fused kernel, which does not store the T x S weights."""
     T, S = q.size(-2), k.size(-2)
     window = S if window is None else window
@@ -61,8 +66,9 @@ def fused_attend(q: Tensor, k: Tensor, v: Tensor, causal=False, scale=None, wind
     if causal and (1 < T < S or window < S):
         visible_TS = torch.ones(T, S, dtype=torch.bool, device=q.device)
         visible_TS = visible_TS.tril(S - T).triu(S - T - window + 1)
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=visible_TS, scale=scale)
-    return F.scaled_dot_product_attention(q, k, v, is_causal=causal and T == S, scale=scale)
+        return F.scaled_dot_product_attention(q, k, v, visible_TS, dropout, scale=scale)
+    is_causal = causal and T == S
+    return F.scaled_dot_product_attention(q, k, v, None, dropout, is_causal, scale=scale)
 
 
 # tests/model/test_attention.py proves that both are equal.
@@ -72,15 +78,17 @@ USES_FUSED_KERNEL = is_proven(
 )
 
 
-def fast_attend(q: Tensor, k: Tensor, v: Tensor, causal=False, scale=None, window=None) -> Tensor:
+def fast_attend(
+    q: Tensor, k: Tensor, v: Tensor, causal=False, scale=None, window=None, dropout=0.0
+) -> Tensor:
     """`attend`, computed in the fastest way. What a network calls."""
     is_small = q.size(-2) * k.size(-2) <= MAX_EQUATION_WEIGHTS
     if q.device.type == "cpu" and v.dtype.itemsize == 2 and is_small:
         with torch.autocast("cpu", enabled=False):  # autocast would run the softmax in float32
-            return attend(q.to(v.dtype), k.to(v.dtype), v, causal, scale, window)
+            return attend(q.to(v.dtype), k.to(v.dtype), v, causal, scale, window, dropout)
     if USES_FUSED_KERNEL:
-        return fused_attend(q, k, v, causal, scale, window)
-    return attend(q, k, v, causal, scale, window)
+        return fused_attend(q, k, v, causal, scale, window, dropout)
+    return attend(q, k, v, causal, scale, window, dropout)
 
 
 class Cache:
@@ -90,7 +98,7 @@ class Cache:
     """
 
     def __init__(self) -> None:
-        self.length = 0  # characters read so far, advanced by GPT.forward
+        self.length = 0  # characters read so far, advanced by the network
         self.keys_values: dict[nn.Module, tuple[Tensor, Tensor]] = {}
         self.last_inputs: dict[nn.Module, Tensor] = {}
 

@@ -88,6 +88,8 @@ def load(path: Path | str) -> Checkpoint:
                 values = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
                 return Checkpoint(**values)
             problem += ", or it is damaged"
+            if path.name == "ckpt.pt":
+                problem += "; one of nanoGPT needs --meta"
     except OSError as error:
         problem = f"cannot be read: {error.strerror}"
     except (pickle.UnpicklingError, TypeError) as error:

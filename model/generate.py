@@ -16,10 +16,10 @@ from typing import Annotated
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from model.attention import Cache
-from model.fast.csampler import NETWORK_IS_PROVEN, TEXTS, make_csampler
-from model.gpt import GPT
+from model.fast.csampler import TEXTS, is_proven_network, make_csampler
 from model.run.errors import RunError
 
 # Appends token ids ids_BT, returns the next-token logits_BV.
@@ -80,7 +80,7 @@ def start_character(vocab: str) -> str:
     return "\n" if "\n" in vocab else vocab[0]
 
 
-def make_step_fn(model: GPT, batch_size: int) -> StepFn:
+def make_step_fn(model: nn.Module, batch_size: int) -> StepFn:
     """Returns a function: append token ids ids_BT, get the next-token logits_BV."""
     device, block_size = next(model.parameters()).device, model.config.block_size
     cache, latest_BT = Cache(), np.empty((batch_size, 0), np.int32)
@@ -91,8 +91,7 @@ def make_step_fn(model: GPT, batch_size: int) -> StepFn:
         if model.max_length is not None:
             latest_BT = np.concatenate((latest_BT, ids_BT), axis=1)[:, -model.max_length :]
             if cache.length + ids_BT.shape[1] > model.max_length:
-                # No positions left: start again from the latest half.
-                cache, ids_BT = Cache(), latest_BT[:, model.max_length // 2 :]
+                cache, ids_BT = Cache(), latest_BT  # no position left: read the latest anew
         # A long prompt is read in parts, which bounds the memory.
         for part_BT in torch.from_numpy(ids_BT).long().to(device).split(block_size, dim=1):
             logits_BTV = model(part_BT, cache)
@@ -132,7 +131,7 @@ def generate(
 
 
 def stream(
-    model: GPT, vocab: str, prompt: list[int], config: GenerationConfig, stop: str = ""
+    model: nn.Module, vocab: str, prompt: list[int], config: GenerationConfig, stop: str = ""
 ) -> Iterator[tuple[int, str]]:
     """Yield (0, character) while the first text is written, then (i, text) for each other text.
 
@@ -182,7 +181,7 @@ def cut_after(text: str, stop: str) -> str:
 
 
 @torch.no_grad()
-def total_nll(model: GPT, ids_N: np.ndarray) -> float:
+def total_nll(model: nn.Module, ids_N: np.ndarray) -> float:
     """Total negative log-likelihood, in nats, of the characters of a text after its first."""
     check_cache(model)
     device = next(model.parameters()).device
@@ -198,15 +197,15 @@ def total_nll(model: GPT, ids_N: np.ndarray) -> float:
 
 
 @torch.no_grad()
-def check_cache(model: GPT) -> None:
+def check_cache(model: nn.Module) -> None:
     """Raise RunError if an edited network predicts something else with a cache than without.
 
     It reads every character of the vocabulary, alone and doubled, past the window: one at a time,
     in parts, and as sampling does, a long part and then single characters. It adds noise to the
-    weights, since those that are still zero would hide a difference. The proven network needs no
-    check.
+    weights, since those that are still zero would hide a difference. The network of the C sampler,
+    if not edited, needs no check.
     """
-    if NETWORK_IS_PROVEN:
+    if is_proven_network(model):
         return
     model, rng = copy.deepcopy(model).eval(), torch.Generator().manual_seed(0)
     for parameter in model.parameters():

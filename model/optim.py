@@ -1,16 +1,17 @@
 """Optimizers and the learning-rate schedule: Muon for the blocks' matrices, AdamW for the rest."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
-from torch.optim import Optimizer
+from torch.optim import AdamW, Optimizer
 
-from model.gpt import GPT
+from model.run.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -24,31 +25,63 @@ class OptimConfig:
         int, "parts the batch is split into, to save memory", "[1, inf)"
     ] = 1
     max_iters: Annotated[int, "optimizer steps", "[1, inf)"] = 1250
+    optimizer: Annotated[
+        Literal["muon", "adamw"], "of the matrices in the blocks; all else is AdamW's"
+    ] = "muon"
     learning_rate: Annotated[float, "peak learning rate, of AdamW and Muon", "[0, 1e30]"] = 7e-3
-    weight_decay: Annotated[float, "weight decay of the matrices in the blocks", "[0, 1e30]"] = 0.5
+    lr_decay_iters: Annotated[
+        int, "steps of a cosine decay to min_lr (0: linear, to zero at max_iters)", "[0, inf)"
+    ] = 0
+    min_lr: Annotated[float, "learning rate after the cosine decay", "[0, 1e30]"] = 0.0
     warmup_iters: Annotated[int, "steps in which the learning rate rises", "[0, inf)"] = 20
+    beta1: Annotated[float, "AdamW's decay of the mean gradient", "[0, 1)"] = 0.9
+    beta2: Annotated[float, "AdamW's decay of the mean squared gradient", "[0, 1)"] = 0.95
+    weight_decay: Annotated[
+        float, "of the matrices in the blocks; with adamw of all matrices", "[0, 1e30]"
+    ] = 0.5
     grad_clip: Annotated[float, "clip the gradient norm to this (0: never)", "[0, inf)"] = 1.0
     train_temperature: Annotated[
         float, "softmax temperature in training only; below 1 against overconfidence", "[0.1, 10]"
     ] = 1.0
 
+    def __post_init__(self) -> None:
+        if self.min_lr and not self.lr_decay_iters:
+            raise UserError(f"min_lr is {self.min_lr}. It needs --lr_decay_iters.")
+
 
 def learning_rate(step: int, config: OptimConfig) -> float:
-    """The learning rate at step 0 .. max_iters - 1.
+    """The learning rate at step 0 .. max_iters - 1: a linear warmup, then a decay.
 
-    A linear decay from step 0 to zero at the end, capped by a linear warmup in the first steps.
+    The linear decay begins at step 0 and is capped by the warmup. The cosine decay begins after the
+    warmup (Loshchilov and Hutter 2017, "SGDR").
     """
     warmup = (step + 1) / (config.warmup_iters + 1)
-    decay = 1 - step / config.max_iters
-    return config.learning_rate * min(warmup, decay)
+    if not config.lr_decay_iters:
+        return config.learning_rate * min(warmup, 1 - step / config.max_iters)
+    if step < config.warmup_iters:
+        return config.learning_rate * warmup
+    done = (step - config.warmup_iters) / max(1, config.lr_decay_iters - config.warmup_iters)
+    cosine = (1 + math.cos(math.pi * min(done, 1.0))) / 2
+    return config.min_lr + cosine * (config.learning_rate - config.min_lr)
 
 
-def make_optimizers(model: GPT, config: OptimConfig, muon_dtype: torch.dtype) -> list[Optimizer]:
-    """Muon for the matrices inside the blocks, AdamW for all other parameters.
+def make_optimizers(
+    model: nn.Module, config: OptimConfig, muon_dtype: torch.dtype
+) -> list[Optimizer]:
+    """Muon for the matrices in `model.blocks`, AdamW for all other parameters; or AdamW for all.
 
-    The training loop sets the learning rate of every group. Weight decay applies to Muon's matrices
-    only. What an optimizer remembers must be in its `state`, or resuming is not exact.
+    The training loop sets the learning rate of every group. Beside Muon, AdamW has no weight decay;
+    alone, it decays all matrices, embeddings included, but no gains and biases. What an optimizer
+    remembers must be in its `state`, or resuming is not exact.
     """
+    betas = (config.beta1, config.beta2)
+    if config.optimizer == "adamw":
+        named = list(model.named_parameters())
+        decayed = [(name, parameter) for name, parameter in named if parameter.ndim >= 2]
+        others = [(name, parameter) for name, parameter in named if parameter.ndim < 2]
+        groups = [{"params": decayed}, {"params": others, "weight_decay": 0.0}]
+        weight_decay = config.weight_decay
+        return [AdamW(groups, config.learning_rate, betas, weight_decay=weight_decay, fused=True)]
     in_blocks = {id(parameter) for parameter in model.blocks.parameters()}
     matrices, others = [], []
     for name, parameter in model.named_parameters():
@@ -56,9 +89,7 @@ def make_optimizers(model: GPT, config: OptimConfig, muon_dtype: torch.dtype) ->
         is_block_matrix = is_matrix and id(parameter) in in_blocks
         (matrices if is_block_matrix else others).append((name, parameter))
     muon = Muon(matrices, config.learning_rate, config.weight_decay, muon_dtype)
-    adamw = torch.optim.AdamW(
-        others, lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True
-    )
+    adamw = AdamW(others, config.learning_rate, betas, weight_decay=0.0, fused=True)
     return [muon, adamw]
 
 

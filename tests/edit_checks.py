@@ -16,7 +16,9 @@ import sample
 import train
 from configs.schema import make_config
 from model import checkpoint, generate, optim
+from model.fast.csampler import load_library, make_csampler
 from model.inspect.record import record_attention
+from model.network import make_network
 from model.run.device import seed_all
 from tests.conftest import LINES, TINY, curve
 from tests.test_train import assert_same_run
@@ -33,17 +35,18 @@ def train_tiny(*flags: str) -> int:
     return train.main([*TINY, *RATES, "--max_iters", "24", *flags])
 
 
-def everything_follows(uses_csampler: bool) -> None:
+def everything_follows(network: str, has_note: bool) -> None:
     """Training, resuming, sampling, scoring and TensorBoard agree with the edited network."""
+    flags = ("--network", network)
     with Captured() as output:
-        assert train_tiny("--out_dir", "whole") == 0
+        assert train_tiny(*flags, "--out_dir", "whole") == 0
     losses = [loss for _, loss in curve(Path("whole"), "train")]
     assert losses[-1] < losses[0] - 0.3
-    assert ("the C sampler is not used" in output.err) == (not uses_csampler)
+    assert ("the C sampler is not used" in output.err) == has_note
 
     with pytest.MonkeyPatch.context() as patch:
         interrupt_at_step(patch, 17)
-        assert train_tiny("--out_dir", "resumed") == 128 + signal.SIGTERM
+        assert train_tiny(*flags, "--out_dir", "resumed") == 128 + signal.SIGTERM
     assert train.main(["--resume", "resumed"]) == 0
     assert_same_run(Path("whole"), Path("resumed"))
 
@@ -54,6 +57,22 @@ def everything_follows(uses_csampler: bool) -> None:
     shown = events[-1].tensor_proto.string_val[0].decode()
     check_text(model, "\n", "".join(line[4:] for line in shown.splitlines(keepends=True)))
     check_recording(model)
+
+
+def everything_follows_in_copies(path: str) -> None:
+    """The copy `mine` is followed, the copy `same` samples in PyTorch, and quill still in C."""
+    everything_follows("mine", has_note=False)
+    config = checkpoint.load(path).config
+    for network, is_fast in (("mine", False), ("same", False), ("quill", True)):
+        model_config = make_config(train.TrainConfig, config | {"network": network}).model
+        model = make_network(model_config, len(VOCAB))
+        assert (make_csampler(model) is not None) == (is_fast and load_library() is not None)
+    with Captured() as output:
+        assert sample.main([path, "--max_new_tokens", "5"]) == 0
+    assert len(output.out) == 5
+    with Captured() as output:
+        assert train_tiny("--init_from", path, "--network", "mine", "--out_dir", "other") == 2
+    assert "network is mine" in output.err
 
 
 class Captured:
@@ -87,7 +106,7 @@ def interrupt_at_step(patch, step: int) -> None:
 def load_model(path: str) -> nn.Module:
     saved = checkpoint.load(path)
     config = make_config(train.TrainConfig, saved.config)
-    model = train.GPT(config.model, len(saved.vocab))
+    model = make_network(config.model, len(saved.vocab))
     checkpoint.restore(saved, model)
     return model.eval()
 
@@ -98,12 +117,10 @@ def uncached_logits(model: nn.Module, ids: list[int], prompt_length: int) -> np.
     limit = model.max_length
     if limit is None:
         return model(torch.tensor([ids]))[0, prompt_length - 1 : -1].double().numpy()
-    # Whenever a character does not fit, the text starts again from its latest half.
-    half, logits = -(-limit // 2), []
-    for end in range(prompt_length, len(ids)):
-        since_restart = (end - max(prompt_length, limit + 1)) % (limit - half + 1)
-        first = end - half - since_restart if end > limit else 0
-        logits.append(model(torch.tensor([ids[first:end]]))[0, -1])
+    logits = [
+        model(torch.tensor([ids[max(0, end - limit) : end]]))[0, -1]
+        for end in range(prompt_length, len(ids))
+    ]
     return torch.stack(logits).double().numpy()
 
 
@@ -185,7 +202,7 @@ def optimizers_follow() -> None:
     model = load_model("run/last.pt")
     muon, adamw = optim.make_optimizers(model, optim.OptimConfig(), torch.float32)
     seed_all(1337)
-    fresh = train.GPT(model.config, len(VOCAB)).state_dict()
+    fresh = make_network(model.config, len(VOCAB)).state_dict()
     for name, parameter in model.named_parameters():
         owners = [
             optimizer

@@ -13,7 +13,8 @@ CODE = [
     for folder in ("model", "data", "configs")
     for path in sorted((ROOT / folder).rglob("*.py"))
 ] + ["train.py", "sample.py"]
-NETWORK = {f"model.{name}" for name in ("gpt", "attention", "optim", "generate", "checkpoint")}
+PARTS = ("network", "networks", "attention", "optim", "generate", "checkpoint", "nanogpt")
+NETWORK = {f"model.{name}" for name in PARTS}
 # What each folder or file may import of this repository. The longest name that fits counts.
 MAY_IMPORT = {
     "train.py": {"configs", "data", "model"},
@@ -22,8 +23,9 @@ MAY_IMPORT = {
     "data": {"data", "model.run.errors", "model.run.files"},
     "model": NETWORK | {"model.run"},
     "model/generate.py": NETWORK | {"model.run", "model.fast"},
-    "model/fast": {"model.gpt", "model.attention", "model.fast", "model.run"},
-    "model/inspect": {"model.gpt", "model.attention", "model.inspect", "model.run"},
+    "model/networks": {"model.network", "model.attention", "model.run.errors"},
+    "model/fast": {"model.networks.quill", "model.fast", "model.run"},
+    "model/inspect": {"model.attention", "model.inspect", "model.run"},
     "model/run": {"model.run"},
 }
 # Words that only one file may use.

@@ -12,7 +12,7 @@ import torch
 
 from model import attention
 from model.inspect import page, record
-from tests.model.test_gpt import random_gpt
+from tests.model.test_networks import random_gpt
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")

@@ -15,7 +15,8 @@ import pytest
 
 # No module of Quill may be imported here: a process that calls a function of this file imports it.
 ROOT = Path(__file__).parent.parent
-GPT, ATTENTION = "model/gpt.py", "model/attention.py"
+GPT, TEXTBOOK = "model/networks/quill.py", "model/networks/gpt.py"
+ATTENTION, NETWORK = "model/attention.py", "model/network.py"
 OPTIM, GENERATE = "model/optim.py", "model/generate.py"
 Edit = list[tuple[str, str, str]]  # file, what stands there, what takes its place
 
@@ -78,7 +79,7 @@ UNCHANGED_NETWORK: dict[str, Edit] = {
         (GPT, 'faster than RMSNorm."""', "faster than RMSNorm.'''"),
     ],
     "a new setting, another default": [
-        (GPT, "= 0.0\n", '= 0.1\n    new_key: Annotated[int, "new", "[1, 9]"] = 3\n'),
+        (NETWORK, "= 0.0\n", '= 0.1\n    new_key: Annotated[int, "new", "[1, 9]"] = 3\n'),
     ],
     "another optimizer: SGD": [
         (OPTIM, "Muon(matrices, config.learning_rate, config.weight_decay, muon_dtype)",
@@ -166,7 +167,8 @@ OTHER_NETWORK: dict[str, Edit] = {
          "norm(self.split_heads(k_BTC))"),
     ],
     "an attend that does more than a weighted sum": [
-        (ATTENTION, "return weights_BHTS.to(v.dtype) @ v", "return (weights_BHTS @ v).tanh()"),
+        (ATTENTION, "return F.dropout(weights_BHTS, dropout).to(v.dtype) @ v",
+         "return (weights_BHTS @ v).tanh()"),
     ],
     "tied embedding and head": [
         (GPT, HEAD_START, "        nn.init.normal_(self.embedding.weight, std=0.02)\n"
@@ -240,21 +242,80 @@ OTHER_NETWORK: dict[str, Edit] = {
          "    return weights_BHTS - weights_BHTS.tril(S - T - 12) / 2"),
     ],
 }  # fmt: skip
-EDITS = {name: (edit, True) for name, edit in UNCHANGED_NETWORK.items()}
-EDITS |= {name: (edit, False) for name, edit in OTHER_NETWORK.items()}
+EDITS = UNCHANGED_NETWORK | OTHER_NETWORK
 
 
 @pytest.mark.parametrize("name", EDITS)
 def test_everything_follows_an_edit(name, run_edited):
-    edit, uses_csampler = EDITS[name]
-    run_edited(edit, "everything_follows", uses_csampler)
+    run_edited(EDITS[name], "everything_follows", "quill", name in OTHER_NETWORK)
+
+
+GELU = "self.proj(self.gelu(self.fc(x_BTC)))"
+BLOCK = """x_BTC = x_BTC + self.dropout(self.attention(self.norm_1(x_BTC), cache))
+        return x_BTC + self.dropout(self.mlp(self.norm_2(x_BTC)))"""
+POSITIONS = "self.embedding(ids_BT) + self.position(positions_T)"
+
+# Edits of the textbook network. The C sampler has nothing to do with them.
+TEXTBOOK_EDITS: dict[str, Edit] = {
+    "none": [],
+    "ReLU²": [(TEXTBOOK, GELU, "self.proj(self.fc(x_BTC).relu().square())")],
+    "SwiGLU": [
+        (TEXTBOOK, "        self.gelu = nn.GELU()\n",
+         "        self.gate = nn.Linear(config.n_embd, 4 * config.n_embd, bias=config.bias)\n"),
+        (TEXTBOOK, GELU, "self.proj(nn.functional.silu(self.gate(x_BTC)) * self.fc(x_BTC))"),
+    ],
+    "RMSNorm": [(TEXTBOOK, "nn.LayerNorm(config.n_embd, bias=config.bias)",
+                 "nn.RMSNorm(config.n_embd)")],
+    "query-key normalization": [
+        (TEXTBOOK, "q_BHTD = self.split_heads(self.query(x_BTC))",
+         "q_BHTD = nn.functional.normalize(self.split_heads(self.query(x_BTC)), dim=-1) * 3"),
+    ],
+    "normalization after each layer": [
+        (TEXTBOOK, BLOCK, """x_BTC = self.norm_1(x_BTC + self.dropout(self.attention(x_BTC, cache)))
+        return self.norm_2(x_BTC + self.dropout(self.mlp(x_BTC)))"""),
+    ],
+    "both layers side by side": [
+        (TEXTBOOK, BLOCK, """h_BTC = self.norm_1(x_BTC)
+        return x_BTC + self.dropout(self.attention(h_BTC, cache) + self.mlp(h_BTC))"""),
+        (TEXTBOOK, "        self.norm_2 = nn.LayerNorm(config.n_embd, bias=config.bias)\n", ""),
+    ],
+    "no positions, no limit": [
+        (TEXTBOOK, POSITIONS, "self.embedding(ids_BT)"),
+        (TEXTBOOK, "        self.position = nn.Embedding(config.block_size, config.n_embd)\n", ""),
+        (TEXTBOOK, "self.max_length = config.block_size", "self.max_length = None"),
+        (TEXTBOOK, "causal=True, dropout=dropout",
+         "causal=True, window=self.config.block_size, dropout=dropout"),
+    ],
+    "embedding and head apart": [
+        (TEXTBOOK, "        self.head.weight = self.embedding.weight  # Press and Wolf 2017\n", ""),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TEXTBOOK_EDITS)
+def test_everything_follows_an_edit_of_the_textbook_network(name, run_edited):
+    run_edited(TEXTBOOK_EDITS[name], "everything_follows", "gpt", False)
+
+
+def test_everything_follows_an_edit_of_attention_in_the_textbook_network(run_edited):
+    run_edited(OTHER_NETWORK["softcap"], "everything_follows", "gpt", True)
+
+
+def test_a_copy_of_a_network_is_a_third_one_and_old_checkpoints_keep_working(
+    run_edited, trained_run
+):
+    """README's way to change a network. The copy never samples in C, not even unchanged."""
+    code = (ROOT / GPT).read_text("utf-8")
+    edited = code.replace(MLP_ACTIVATION, "F.gelu(self.fc(x_BTC))")
+    copies = [("model/networks/mine.py", "", edited), ("model/networks/same.py", "", code)]
+    run_edited(copies, "everything_follows_in_copies", str(trained_run / "best.pt"))
 
 
 @pytest.mark.parametrize(
     "name", ["none", "a layer that is not used", "SwiGLU", "gate in attention"]
 )
 def test_matrices_of_a_new_layer_go_to_muon_and_all_else_to_adamw(name, run_edited):
-    run_edited(EDITS[name][0], "optimizers_follow")
+    run_edited(EDITS[name], "optimizers_follow")
 
 
 WRONG_CACHE: dict[str, Edit] = {
@@ -315,4 +376,4 @@ def test_a_network_with_buffers_resumes_exactly_also_after_compiling(run_edited)
 def test_a_checkpoint_of_another_network_is_refused_with_the_parameter_that_differs(
     run_edited, trained_run
 ):
-    run_edited(EDITS["SwiGLU"][0], "other_checkpoints_are_refused", str(trained_run))
+    run_edited(EDITS["SwiGLU"], "other_checkpoints_are_refused", str(trained_run))

@@ -19,7 +19,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import train
 from data.corpus import DataConfig, open_corpus
 from model import checkpoint
-from model.gpt import GPT, GPTConfig
+from model.network import GPTConfig
+from model.networks.quill import GPT
 from model.optim import OptimConfig
 from model.run.device import Machine, seed_all
 from model.run.logger import RunLogger, SilentLogger
@@ -110,7 +111,10 @@ def test_training_equals_a_plain_loop(
 
     corpus = open_corpus(DataConfig(data=str(text_file)), block_size=16)
     seed_all(1337)
-    model = GPT(GPTConfig(2, 2, 16, 16), vocab_size=len(corpus.tokenizer.vocab))
+    model = GPT(
+        GPTConfig(n_layer=2, n_head=2, n_embd=16, block_size=16),
+        vocab_size=len(corpus.tokenizer.vocab),
+    )
     expected = []
     for step, lr in enumerate([1.0, 1.6, 1.2, 0.8, 0.4]):  # one step of warmup, then linear decay
         x_BT, y_BT = corpus.batch(16, 4, seed=1337, step=step, rows=slice(4))
@@ -171,7 +175,9 @@ def test_a_compiled_run_resumes_exactly_and_equals_an_eager_run(tiny, monkeypatc
 @pytest.mark.parametrize("T", [16, 40], ids=["T = block_size", "T > block_size"])
 def test_a_training_step_stays_on_the_device_of_the_model(T):
     """On the meta device, tensors of another device and reading a value are errors."""
-    config = GPTConfig(2, n_head=2, n_embd=16, block_size=16, activation_checkpointing=T > 16)
+    config = GPTConfig(
+        n_layer=2, n_head=2, n_embd=16, block_size=16, activation_checkpointing=T > 16
+    )
     model = GPT(config, vocab_size=5).to("meta")
     ids_BT = torch.zeros(3, T, dtype=torch.int64, device="meta")
     loss = train.cross_entropy(model(ids_BT), ids_BT)
@@ -256,7 +262,7 @@ def test_the_output_describes_the_run_and_on_a_terminal_shows_samples_and_a_char
     monkeypatch.setattr(train, "stream", lambda *_: [(0, "sampled\n"), (0, "\x1b[31mtext")])
     assert tiny("--max_iters=6 --eval_interval=3 --out_dir=run") == 0
     output = capsys.readouterr()
-    for words in ("device  cpu", "corpus  ", "model   2 blocks", "parameters", "best    "):
+    for words in ("device  cpu", "corpus  ", "model   quill, 2 blocks", "parameters", "best    "):
         assert words in output.out
     for command in ("sample.py run", "train.py --resume run --max_iters 12", "tensorboard"):
         assert command in output.out

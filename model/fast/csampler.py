@@ -1,4 +1,4 @@
-"""The C sampler: csampler.c computes the network of gpt.py on a CPU, ten times as fast."""
+"""The C sampler: csampler.c computes the network quill on a CPU, ten times as fast."""
 
 import contextlib
 import ctypes
@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from model.gpt import GPT
+from model.networks import quill
 from model.run.errors import print_line
 from model.run.files import atomic_write
 from model.run.source import is_proven
@@ -30,14 +30,20 @@ MAX_WINDOW = 2048  # with longer windows PyTorch is as fast
 # tests/model/fast/test_csampler.py proves that csampler.c gives the logits of this network, with
 # and without a cache.
 NETWORK_IS_PROVEN = is_proven(
-    "model.gpt",
+    "model.networks.quill",
     "model.attention",
     "model/fast/csampler.c",
     note="the C sampler is not used; sampling takes about 10 times as long",
 )
 
 
-def make_csampler(model: GPT) -> "CSampler | None":
+def is_proven_network(model: nn.Module) -> bool:
+    """Whether `model` is the network that csampler.c was tested against."""
+    is_quill = type(model) is quill.GPT and model.config.network == "quill"
+    return is_quill and NETWORK_IS_PROVEN
+
+
+def make_csampler(model: nn.Module) -> "CSampler | None":
     """The C sampler for `model`, or None if it cannot be used.
 
     It is for the proven network, in float32 on a CPU. If the library cannot be compiled, a note on
@@ -46,7 +52,7 @@ def make_csampler(model: GPT) -> "CSampler | None":
     weight = next(model.parameters())
     is_float32 = weight.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
     suits = is_float32 and weight.device.type == "cpu" and model.config.block_size <= MAX_WINDOW
-    if NETWORK_IS_PROVEN and suits and load_library() is not None:
+    if is_proven_network(model) and suits and load_library() is not None:
         return CSampler(model)
     return None
 
@@ -54,7 +60,7 @@ def make_csampler(model: GPT) -> "CSampler | None":
 class CSampler:
     """The weights of a model as csampler.c reads them."""
 
-    def __init__(self, model: GPT) -> None:
+    def __init__(self, model: quill.GPT) -> None:
         self.config = model.config
         self.vocab_size = model.head.out_features
         self.weights = pack_weights(model)
@@ -100,7 +106,7 @@ def round_up(n: int) -> int:
     return -(-n // COLUMNS) * COLUMNS
 
 
-def pack_weights(model: GPT) -> np.ndarray:
+def pack_weights(model: quill.GPT) -> np.ndarray:
     """All weights in the order in which csampler.c reads them, that of the state dict.
 
     A matrix is stored COLUMNS outputs at a time, padded with zeros.

@@ -10,10 +10,9 @@ import zlib
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from model.attention import USES_FUSED_KERNEL
-from model.gpt import GPT
 from model.inspect.record import record_attention
 from model.run.errors import RunError, UserError
 
@@ -26,7 +25,7 @@ LEVELS = 8191  # weights are rounded to so many parts; 256 characters take about
 
 
 @torch.no_grad()
-def attention_page(model: GPT, vocab: str, ids: list[int], about: str) -> str:
+def attention_page(model: nn.Module, vocab: str, ids: list[int], about: str) -> str:
     """An HTML page, complete in itself, that shows what `model` computed for a text.
 
     It shows the first MAX_PAGE_CHARS characters, or as many as the network can read at once.

@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from model import attention
-from model.gpt import GPT
 
 REPLACED = ("attend", "attention_weights", "USES_FUSED_KERNEL")  # of model.attention
 
@@ -28,7 +27,7 @@ class AttentionCall(NamedTuple):
 
 
 @contextlib.contextmanager
-def record_attention(model: GPT) -> Iterator[list[AttentionCall]]:
+def record_attention(model: nn.Module) -> Iterator[list[AttentionCall]]:
     """Inside, each attention of one forward pass of `model` is appended to the list.
 
     The network computes the equation in place of the fused kernel meanwhile. What is recorded are
@@ -61,7 +60,7 @@ def record_attention(model: GPT) -> Iterator[list[AttentionCall]]:
 
 
 @torch.no_grad()
-def attention_by_head(model: GPT, ids: list[int]) -> Iterator[tuple[str, Tensor]]:
+def attention_by_head(model: nn.Module, ids: list[int]) -> Iterator[tuple[str, Tensor]]:
     """Yield ("block 1, head 1", weights_TS) and so on: what each head looks at in a text.
 
     `model` is in eval mode.

@@ -21,7 +21,7 @@ from configs.training import TrainConfig
 from model import checkpoint
 from model.checkpoint import Checkpoint
 from model.generate import GenerationConfig, stream
-from model.gpt import GPT
+from model.networks.quill import GPT
 from tests.benchmarks.peer import ROOT, arguments, machine
 
 MANY = 64  # texts written together

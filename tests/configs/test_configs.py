@@ -17,7 +17,7 @@ from configs import training
 from configs.schema import ConfigParser, make_config, to_dict, to_toml
 from configs.training import TrainConfig, load_config, parse_train_command
 from model import checkpoint
-from model.gpt import GPTConfig
+from model.network import GPTConfig
 from model.run.errors import UserError
 
 PRESETS = Path(configs.__file__).parent

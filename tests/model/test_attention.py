@@ -13,7 +13,7 @@ from model.attention import (
     fast_attend,
     fused_attend,
 )
-from model.gpt import Attention, linear_together, norm, rotate, rotation_angles
+from model.networks.quill import Attention, linear_together, norm, rotate, rotation_angles
 from model.run.source import source_digest
 
 NO_POSITIONS = torch.ones(6, 2).double(), torch.zeros(6, 2).double()  # angles of zero

@@ -12,7 +12,8 @@ import torch
 from torch.amp import GradScaler
 
 from model.checkpoint import MAGIC, Checkpoint, capture, load, resolve, restore, save
-from model.gpt import GPT, GPTConfig
+from model.network import GPTConfig
+from model.networks.quill import GPT
 from model.optim import OptimConfig, make_optimizers
 from model.run.errors import RunError, UserError
 

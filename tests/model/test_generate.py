@@ -8,26 +8,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from torch import nn
 
 from model import generate
+from model.fast import csampler
 from model.generate import GenerationConfig, make_step_fn, next_char_probs, sample_ids
-from model.gpt import GPT
 from model.run.errors import RunError
-from tests.model.test_gpt import random_gpt, random_ids
-
-
-class LearnedPositionsGPT(GPT):
-    """With a learned bias of the logits at each of block_size positions."""
-
-    def __init__(self, config, vocab_size):
-        super().__init__(config, vocab_size)
-        self.max_length = config.block_size
-        self.bias_TV = nn.Parameter(torch.zeros(config.block_size, vocab_size))
-
-    def forward(self, ids_BT, cache=None):
-        start = cache.length if cache is not None else 0
-        return super().forward(ids_BT, cache) + self.bias_TV[start : start + ids_BT.size(1)]
+from tests.model.test_networks import NETWORKS, random_gpt, random_ids
 
 
 @given(
@@ -62,14 +48,15 @@ def test_characters_are_drawn_as_often_as_they_are_probable():
 @torch.no_grad()
 @pytest.mark.parametrize("block_size", [1, 5, 8])
 @pytest.mark.parametrize("length", [1, 9, 40])
-@pytest.mark.parametrize("model_type", [GPT, LearnedPositionsGPT])
-def test_steps_continue_the_whole_text_or_its_latest_half(model_type, length, block_size):
-    model = random_gpt(model_type=model_type, block_size=block_size)
-    step, first, ids_BT = make_step_fn(model, 2), 0, random_ids(2, length + 20)
+@pytest.mark.parametrize("network", NETWORKS)
+def test_steps_continue_the_whole_text_or_as_much_as_the_network_can_read(
+    network, length, block_size
+):
+    model = random_gpt(network=network, block_size=block_size)
+    step, ids_BT = make_step_fn(model, 2), random_ids(2, length + 20)
     new_BT = ids_BT[:, :length]
     for end in range(length, length + 20):
-        if model.max_length is not None and end - first > model.max_length:
-            first = end - (model.max_length + 1) // 2  # no positions left: start again
+        first = max(0, end - (model.max_length or end))
         expected_BV = model(ids_BT[:, first:end])[:, -1]
         np.testing.assert_allclose(step(new_BT.numpy()), expected_BV)
         new_BT = ids_BT[:, end : end + 1]
@@ -115,12 +102,12 @@ def test_a_network_is_refused_wherever_its_cache_is_wrong_unless_it_is_proven(
         is_first_V = torch.eye(40)[0]
         return logits_BTV + 0.1 * is_wrong(ids_BT, positions_T)[..., None] * is_first_V
 
-    monkeypatch.setattr(generate, "NETWORK_IS_PROVEN", False)
+    monkeypatch.setattr(csampler, "NETWORK_IS_PROVEN", False)
     generate.check_cache(model)
     model.forward = wrong_forward
     with pytest.raises(RunError, match="other logits with a cache than without"):
         next(generate.stream(model, "", [1], GenerationConfig()))
     with pytest.raises(RunError, match="other logits with a cache than without"):
         generate.total_nll(model, np.arange(5))
-    monkeypatch.setattr(generate, "NETWORK_IS_PROVEN", True)
+    monkeypatch.setattr(csampler, "NETWORK_IS_PROVEN", True)
     generate.check_cache(model)

@@ -6,7 +6,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from model import optim
-from model.gpt import GPT, GPTConfig
+from model.network import GPTConfig
+from model.networks.quill import GPT
 from model.optim import Muon, OptimConfig
 
 

@@ -2,6 +2,7 @@
 
 import functools
 import subprocess
+from dataclasses import replace
 from unittest.mock import Mock
 
 import numpy as np
@@ -16,15 +17,15 @@ from model import checkpoint
 from model.attention import Cache
 from model.fast import csampler
 from model.fast.csampler import CSampler, load_library, make_csampler
-from model.gpt import GPT
+from model.network import make_network
 from model.run.source import PROVEN, source_digest
 from tests.conftest import LINES
-from tests.model.test_gpt import random_gpt, random_ids
+from tests.model.test_networks import random_gpt, random_ids
 
 needs_compiler = pytest.mark.skipif(load_library() is None, reason="there is no C compiler")
 
 
-@pytest.mark.parametrize("name", ["model.gpt", "model/fast/csampler.c"])
+@pytest.mark.parametrize("name", ["model.networks.quill", "model/fast/csampler.c"])
 def test_the_digest_of_the_network_and_of_the_c_sampler_are_those_of_their_code(name):
     digest = source_digest(name)
     assert digest == PROVEN[name], (
@@ -40,7 +41,7 @@ def test_the_digest_of_the_network_and_of_the_c_sampler_are_those_of_their_code(
 def test_logits_of_a_trained_network_are_the_same_in_c_and_with_a_cache(trained_run, part_length):
     """For texts of its language and random ones, of every length up to three times its window."""
     saved = checkpoint.load(trained_run / "best.pt")
-    model = GPT(make_config(TrainConfig, saved.config).model, len(saved.vocab)).eval()
+    model = make_network(make_config(TrainConfig, saved.config).model, len(saved.vocab)).eval()
     checkpoint.restore(saved, model)
     ids_BT = torch.tensor([saved.vocab.index(char) for char in LINES]).unfold(0, 48, 29)
     ids_BT = torch.cat((ids_BT, random_ids(*ids_BT.shape, V=len(saved.vocab))))
@@ -103,6 +104,10 @@ def test_other_networks_precisions_and_long_windows_are_left_to_pytorch(monkeypa
         assert make_csampler(model) is None
     assert make_csampler(random_gpt(block_size=csampler.MAX_WINDOW + 1).float()) is None
     assert make_csampler(random_gpt().double()) is None
+    assert make_csampler(random_gpt(network="gpt").float()) is None
+    same_class_elsewhere = random_gpt().float()
+    same_class_elsewhere.config = replace(model.config, network="gpt")
+    assert make_csampler(same_class_elsewhere) is None
     monkeypatch.setattr(csampler, "NETWORK_IS_PROVEN", False)
     assert make_csampler(model) is None
 

@@ -15,7 +15,7 @@ from model.inspect import page
 from model.inspect.page import attention_page
 from model.inspect.record import record_attention
 from model.run.errors import RunError
-from tests.model.test_gpt import random_gpt, random_ids
+from tests.model.test_networks import random_gpt, random_ids
 
 VOCAB = "ab</script>'\"&\n\t\u202e\x1b\U0001f600é"
 
@@ -41,7 +41,7 @@ def negative_weights(q, k, *options):
     [
         ({}, True),
         ({"model.attention.attention_weights": negative_weights}, False),
-        ({"model.gpt.fast_attend": partial(fast_attend, scale=0.5)}, True),
+        ({"model.networks.quill.fast_attend": partial(fast_attend, scale=0.5)}, True),
     ],
 )
 def test_page_holds_weights_and_losses_and_the_vectors_of_the_textbook_equation(

@@ -8,7 +8,7 @@ import torch
 from model import attention
 from model.attention import attend, attention_weights
 from model.inspect.record import attention_by_head, record_attention
-from tests.model.test_gpt import random_gpt, random_ids
+from tests.model.test_networks import random_gpt, random_ids
 
 
 def softcap_weights(q, k, *options):

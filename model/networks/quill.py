@@ -1,14 +1,11 @@
-"""The network: character embedding, a stack of blocks, a head that scores every next character.
+"""Quill's network: a GPT that learns a character-level text in less time than the textbook's.
 
-This file and attention.py alone define what Quill computes. The C sampler is used only while the
-code of both is what it was tested against, the fused attention kernel only while attention.py is.
+docs/ideas.md says what each difference from gpt.py is worth. The C sampler computes this network,
+while the code of this file and of attention.py is what it was tested against.
 
 Shapes: B batch, T time (characters), C channels (n_embd), H heads, D head width (C / H), E half of
 it (D / 2), S keys, V vocabulary.
 """
-
-from dataclasses import dataclass
-from typing import Annotated
 
 import torch
 import torch.nn.functional as F
@@ -16,30 +13,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from model.attention import Cache, fast_attend
+from model.network import GPTConfig
 from model.run.errors import UserError
-
-
-@dataclass(frozen=True)
-class GPTConfig:
-    """The size of the network. vocab_size is not in it: it comes from the data."""
-
-    n_layer: Annotated[int, "number of blocks", "[1, 1000]"] = 2
-    n_head: Annotated[int, "attention heads per block", "[1, 1000]"] = 2
-    n_embd: Annotated[int, "channels of the residual stream", "[1, 100000]"] = 128
-    block_size: Annotated[int, "context: how many characters attention sees", "[1, 1000000]"] = 256
-    dropout: Annotated[
-        float, "dropout after each layer; on a CPU rounded to a multiple of 1/256", "[0, 1)"
-    ] = 0.0
-    activation_checkpointing: Annotated[
-        bool, "train in less memory: the backward pass computes each block again"
-    ] = False
-
-    def __post_init__(self) -> None:
-        if self.n_embd % (2 * self.n_head):
-            raise UserError(
-                f"n_embd is {self.n_embd} and n_head is {self.n_head}. "
-                "n_embd must be a multiple of twice n_head, so that a head's width is even."
-            )
 
 
 def rotation_angles(start: int, T: int, D: int, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -211,15 +186,14 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """A decoder-only transformer (Radford et al. 2018)."""
+    """A decoder-only transformer without positional embeddings: `rotate` tells distances."""
 
-    # Longest text the network can read. None: any, since positions are relative. Set it to
-    # block_size for learned positional embeddings. Then sampling restarts from the latest half of
-    # the text when it is reached, and scoring restarts every max_length characters.
-    max_length: int | None = None
+    max_length = None  # reads texts of any length, since positions are relative
 
     def __init__(self, config: GPTConfig, vocab_size: int) -> None:
         super().__init__()
+        if config.bias:
+            raise UserError("the network quill has no bias. Leave it out, or use --network gpt.")
         self.config = config
         self.embedding = nn.Embedding(vocab_size, config.n_embd)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))

@@ -1,0 +1,83 @@
+"""Reads a checkpoint of nanoGPT (github.com/karpathy/nanoGPT) as one of the network gpt."""
+
+import pickle
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from model.checkpoint import Checkpoint
+from model.run.errors import UserError
+
+# Parts of nanoGPT's parameter names, and of ours.
+NAMES = {
+    "_orig_mod.": "",  # of a compiled network
+    "transformer.wte.": "embedding.",
+    "transformer.wpe.": "position.",
+    "transformer.ln_f.": "norm.",
+    "transformer.h.": "blocks.",
+    "lm_head.": "head.",
+    ".ln_1.": ".norm_1.",
+    ".ln_2.": ".norm_2.",
+    ".attn.": ".attention.",
+    ".c_fc.": ".fc.",
+    ".c_proj.": ".proj.",
+}
+SIZES = ("n_layer", "n_head", "n_embd", "block_size", "bias", "dropout")
+
+
+def load_nanogpt(path: Path, meta_path: str) -> Checkpoint:
+    """Weights, sizes and vocabulary of a ckpt.pt; meta.pkl, beside its data, has the vocabulary.
+
+    No code in the two files is run. Raises UserError if one of them is something else.
+    """
+    vocab = load_vocab(meta_path)
+    try:
+        saved = torch.load(path, map_location="cpu", weights_only=True)
+        sizes = saved["model_args"]
+        config = {"network": "gpt"} | {name: sizes[name] for name in SIZES}
+        vocab_size, step = sizes["vocab_size"], saved["iter_num"]
+        weights = convert(saved["model"])
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}.") from None
+    except (pickle.UnpicklingError, RuntimeError, EOFError, LookupError, TypeError):
+        raise UserError(f"{path} is not a checkpoint of nanoGPT. Leave out --meta.") from None
+    if vocab_size != len(vocab):
+        raise UserError(f"{path} has {vocab_size} tokens, but {meta_path} {len(vocab)} characters.")
+    return Checkpoint(config, vocab, model=weights, step=step)
+
+
+def convert(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The parameters under our names; what it calls c_attn is our query, key and value."""
+    converted = {}
+    for name, weight in weights.items():
+        parts = ("query", "key", "value") if ".c_attn." in name else ("",)
+        for part, rows in zip(parts, weight.chunk(len(parts)), strict=True):
+            converted[our_name(name).replace("c_attn", part)] = rows
+    return converted
+
+
+def our_name(name: str) -> str:
+    """Our name of a parameter of nanoGPT."""
+    for old, new in NAMES.items():
+        name = name.replace(old, new)
+    return name
+
+
+class PlainUnpickler(pickle.Unpickler):
+    """Reads numbers, strings and containers of them; a pickle that needs code is an error."""
+
+    def find_class(self, module: str, name: str) -> None:
+        raise pickle.UnpicklingError(f"it needs {module}.{name}")
+
+
+def load_vocab(path: str) -> str:
+    """The characters of a meta.pkl in the order of their ids. Raises UserError."""
+    try:
+        with open(path, "rb") as file:
+            itos = PlainUnpickler(file).load()["itos"]
+        return "".join(itos[id_] for id_ in range(len(itos)))
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}.") from None
+    except Exception:  # a damaged pickle raises exceptions of many types
+        raise UserError(f"{path} is not a meta.pkl with characters.") from None

@@ -1,0 +1,59 @@
+"""What all networks share: their settings, their interface, how they are found by name.
+
+A network is a file in model/networks/. Its class GPT is a module, made with a GPTConfig, kept as
+`config`, and vocab_size, which comes from the data. It has
+
+- forward(ids_BT, cache=None), which returns logits_BTV: at each position, the scores of the next
+  character. With a Cache, ids_BT continues the text in it and is added to it.
+- blocks, an nn.ModuleList: the matrices in it are for Muon, all other parameters for AdamW.
+- max_length, how many characters it can read at once; None: any number.
+
+Shapes: B batch, T time (characters), V vocabulary.
+"""
+
+import importlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from torch import nn
+
+from model.run.errors import UserError
+
+FOLDER = Path(__file__).with_name("networks")
+
+
+@dataclass(frozen=True)
+class GPTConfig:
+    """Which network, and its size."""
+
+    network: Annotated[
+        str, "file in model/networks/; gpt is the textbook's, quill learns faster"
+    ] = "quill"
+    n_layer: Annotated[int, "number of blocks", "[1, 1000]"] = 2
+    n_head: Annotated[int, "attention heads per block", "[1, 1000]"] = 2
+    n_embd: Annotated[int, "channels of the residual stream", "[1, 100000]"] = 128
+    block_size: Annotated[int, "context: how many characters attention sees", "[1, 1000000]"] = 256
+    dropout: Annotated[
+        float, "share of the numbers set to 0; quill on a CPU: a multiple of 1/256", "[0, 1)"
+    ] = 0.0
+    bias: Annotated[bool, "network gpt: biases in linear layers and LayerNorm"] = False
+    activation_checkpointing: Annotated[
+        bool, "network quill: train in less memory, computing each block twice"
+    ] = False
+
+    def __post_init__(self) -> None:
+        names = sorted(path.stem for path in FOLDER.glob("[!_]*.py"))
+        if self.network not in names:
+            raise UserError(f"network is {self.network!r}. Those in {FOLDER}: {', '.join(names)}.")
+        if self.n_embd % (2 * self.n_head):
+            raise UserError(
+                f"n_embd is {self.n_embd} and n_head is {self.n_head}. "
+                "n_embd must be a multiple of twice n_head, so that a head's width is even."
+            )
+
+
+def make_network(config: GPTConfig, vocab_size: int) -> nn.Module:
+    """The network that `config` names, with new weights."""
+    module = importlib.import_module(f"model.networks.{config.network}")
+    return module.GPT(config, vocab_size)

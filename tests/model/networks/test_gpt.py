@@ -1,0 +1,69 @@
+"""Tests of the textbook GPT: its equations, where dropout is, how it starts."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from model import attention
+from model.attention import attend
+from model.network import GPTConfig, make_network
+from tests.model.test_networks import random_gpt, random_ids
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_logits_are_those_of_the_equations(bias):
+    """Written out with the weights alone, one head after the other."""
+    model, ids_BT = random_gpt(network="gpt", bias=bias), random_ids(2, 12)
+    weights = dict(model.named_parameters())
+
+    def linear(x, name):
+        return F.linear(x, weights[f"{name}.weight"], weights.get(f"{name}.bias"))
+
+    def norm(x, name):
+        x = (x - x.mean(-1, keepdim=True)) / (x.var(-1, correction=0, keepdim=True) + 1e-5).sqrt()
+        return x * weights[f"{name}.weight"] + weights.get(f"{name}.bias", 0)
+
+    x = weights["embedding.weight"][ids_BT] + weights["position.weight"][:12]
+    for block in ("blocks.0", "blocks.1", "blocks.2"):
+        h = norm(x, f"{block}.norm_1")
+        qkv = [linear(h, f"{block}.attention.{name}") for name in ("query", "key", "value")]
+        heads = [attend(*(y[..., d : d + 8] for y in qkv), causal=True) for d in (0, 8)]
+        x = x + linear(torch.cat(heads, -1), f"{block}.attention.proj")
+        h = linear(norm(x, f"{block}.norm_2"), f"{block}.mlp.fc")
+        x = x + linear(h * (1 + torch.erf(h / math.sqrt(2))) / 2, f"{block}.mlp.proj")
+    torch.testing.assert_close(model(ids_BT), norm(x, "norm") @ weights["embedding.weight"].mT)
+
+
+def test_dropout_is_on_embeddings_attention_weights_and_the_output_of_each_layer(monkeypatch):
+    """In training only."""
+    model, dropped = make_network(GPTConfig("gpt", n_layer=3, dropout=0.25), 5), []
+
+    def dropout(x, p=0.5, training=True, inplace=False):
+        if training and p:
+            dropped.append((p, x.ndim))
+        return x
+
+    monkeypatch.setattr(F, "dropout", dropout)
+    monkeypatch.setattr(attention, "USES_FUSED_KERNEL", False)
+    model(random_ids(2, 7, V=5))
+    assert dropped == [(0.25, 3), *[(0.25, 4), (0.25, 3), (0.25, 3)] * 3]
+    dropped.clear()
+    model.eval()(random_ids(2, 7, V=5))
+    assert dropped == []
+
+
+def test_a_new_network_has_small_weights_and_one_table_for_embedding_and_head():
+    torch.manual_seed(0)
+    model = make_network(GPTConfig("gpt", n_layer=8, n_embd=128, bias=True), 65)
+    assert model.head.weight is model.embedding.weight
+    for name, parameter in model.named_parameters():
+        is_output = name.endswith("proj.weight")
+        if name.endswith("bias"):
+            assert not parameter.any()
+        elif parameter.ndim == 1:
+            assert parameter.eq(1).all()
+        else:
+            expected = 0.02 / 4 if is_output else 0.02  # 4: the root of two layers in 8 blocks
+            assert parameter.std().item() == pytest.approx(expected, rel=0.05), name

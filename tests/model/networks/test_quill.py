@@ -1,0 +1,57 @@
+"""Tests of Quill's network: its feed-forward layer, dropout, activation checkpointing."""
+
+import pytest
+import torch
+
+from model.networks.quill import Dropout
+from tests.model.test_networks import random_gpt, random_ids
+
+NO_POSITIONS = torch.ones(5, 4).double(), torch.zeros(5, 4).double()  # angles of zero
+
+
+def test_attention_mixes_positions_and_the_feed_forward_layer_does_not():
+    block, x_BTC, order = random_gpt().blocks[0], torch.randn(1, 5, 16).double(), [3, 0, 4, 1, 2]
+    torch.testing.assert_close(block.mlp_1(x_BTC[:, order]), block.mlp_1(x_BTC)[:, order])
+    mixed_BTC = block.attention(x_BTC, *NO_POSITIONS)[:, order]
+    assert not torch.allclose(block.attention(x_BTC[:, order], *NO_POSITIONS), mixed_BTC)
+
+
+@pytest.mark.parametrize("p", [0.0, 1e-9, 0.15, 0.5, 0.9, 0.9999])
+def test_dropout_drops_a_share_p_of_the_elements_independently_and_keeps_the_mean(p):
+    torch.manual_seed(0)
+    out_N8 = Dropout(p)(torch.ones(100_000, 8))  # a row for each random number
+    dropped_N8 = (out_N8 == 0).double()
+    torch.testing.assert_close(dropped_N8.mean(0), torch.full((8,), p).double(), atol=0.01, rtol=0)
+    covariance_88 = dropped_N8.mT.cov() - torch.eye(8) * p * (1 - p)
+    torch.testing.assert_close(covariance_88, torch.zeros(8, 8).double(), atol=0.01, rtol=0)
+    assert dropped_N8.any() == (p > 0)
+    assert len(out_N8.unique()) <= 2
+    assert out_N8.mean() == pytest.approx(1, abs=0.1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(), (0,), (1,), (9,), (3, 5, 7)])
+def test_dropout_is_for_training_and_gradients_have_its_mask(shape, dtype):
+    x = torch.rand(shape).to(dtype).requires_grad_()
+    assert Dropout(0.5).eval()(x).equal(x)
+    out = Dropout(0.5)(x)
+    out.sum().backward()
+    torch.testing.assert_close(out, x * x.grad)
+
+
+def test_activation_checkpointing_gives_the_same_gradients_and_stores_less():
+    def run(is_on: bool) -> tuple[list[torch.Tensor], int]:
+        """The gradients, and how many numbers are kept for the backward pass."""
+        model = random_gpt(dropout=0.2, activation_checkpointing=is_on).train()
+        sizes = []
+        torch.manual_seed(1)
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda x: sizes.append(x.numel()) or x, lambda x: x
+        ):
+            loss = model(random_ids(2, 12)).square().sum()
+        loss.backward()
+        return [parameter.grad for parameter in model.parameters()], sum(sizes)
+
+    (grads, stored), (same_grads, fewer_stored) = run(False), run(True)
+    torch.testing.assert_close(same_grads, grads)
+    assert fewer_stored < stored / 2
