@@ -41,7 +41,7 @@ CASES = [
     ("train.py --out_dir empty.txt/x --data missing.txt", "empty.txt/x cannot be written"),
     ("train.py --out_dir runs/it", "runs/it is not empty", "--resume runs/it"),
     ("train.py --out_dir gone/a", "gone/a cannot be written: [Errno 17] File exists"),
-    (f"train.py --out_dir {'a/' * 1500}", "cannot be written"),
+    (f"train.py --out_dir {'a/' * 2500}", "cannot be written"),
     ("train.py --out_dir=-x", "out_dir is '-x'"),
     (f"train.py --seed {10**400}", "is not in [0, inf)"),
     ("train.py --resum runs/it", "Did you mean resume?"),

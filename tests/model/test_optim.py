@@ -1,5 +1,7 @@
 """Tests of the optimizers and the learning-rate schedule."""
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,9 +13,13 @@ from model.networks.quill import GPT
 from model.optim import Muon, OptimConfig
 
 
+def tiny_model() -> GPT:
+    return GPT(GPTConfig(n_layer=2, n_head=2, n_embd=16, block_size=8), vocab_size=7)
+
+
 def optimizer_step(config: OptimConfig, make_grad) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     """Every parameter before and after one step with gradients from `make_grad`."""
-    model = GPT(GPTConfig(n_layer=2, n_head=2, n_embd=16, block_size=8), vocab_size=7)
+    model = tiny_model()
     model.blocks[0].requires_grad_(False)
     for parameter in model.parameters():
         nn.init.normal_(parameter)
@@ -39,8 +45,21 @@ def test_the_learning_rate_rises_linearly_until_a_line_falls_to_zero_at_the_end(
     assert rates[peak + 1 :] == pytest.approx([0.5 * (1 - i / 100) for i in range(peak + 1, 101)])
 
 
+def test_the_learning_rate_falls_along_half_a_cosine_to_min_lr_and_stays_there():
+    config = OptimConfig(
+        max_iters=120, warmup_iters=20, learning_rate=0.5, lr_decay_iters=100, min_lr=0.1
+    )
+    rates = [optim.learning_rate(step, config) for step in range(120)]
+    assert rates[:20] == pytest.approx([0.5 * (i + 1) / 21 for i in range(20)])
+    halfway_from_middle = [rate - 0.3 for rate in rates[20:101]]  # steps 20 .. 100
+    assert halfway_from_middle == pytest.approx(
+        [0.2 * math.cos(math.pi * i / 80) for i in range(81)]
+    )
+    assert rates[100:] == pytest.approx([0.1] * 20)
+
+
 def test_a_tensor_that_is_a_single_row_goes_to_adamw():
-    model = GPT(GPTConfig(n_layer=1, n_head=2, n_embd=16), vocab_size=7)
+    model = tiny_model()
     model.blocks[0].gain = nn.Parameter(torch.ones(1, 16))
     _, adamw = optim.make_optimizers(model, OptimConfig(), torch.float32)
     assert any(parameter is model.blocks[0].gain for parameter in adamw.param_groups[0]["params"])
@@ -60,6 +79,17 @@ def test_weight_decay_shrinks_only_the_matrices_of_the_blocks():
     for name, (old, new) in optimizer_step(config, torch.zeros_like).items():
         is_block_matrix = name.startswith("blocks.1.") and new.ndim >= 2  # block 0 is frozen
         torch.testing.assert_close(new, (1 - 0.1 * 0.5 * is_block_matrix) * old)
+
+
+def test_adamw_alone_updates_everything_and_decays_all_matrices_but_no_gains_and_biases():
+    config = OptimConfig(
+        optimizer="adamw", learning_rate=0.1, weight_decay=0.5, beta1=0.8, beta2=0.7
+    )
+    (adamw,) = optim.make_optimizers(tiny_model(), config, torch.float32)
+    assert {group["betas"] for group in adamw.param_groups} == {(0.8, 0.7)}
+    for name, (old, new) in optimizer_step(config, torch.zeros_like).items():
+        is_decayed = new.ndim >= 2 and not name.startswith("blocks.0.")  # block 0 is frozen
+        torch.testing.assert_close(new, (1 - 0.1 * 0.5 * is_decayed) * old)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

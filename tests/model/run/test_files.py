@@ -1,10 +1,13 @@
-"""Tests of files that are written whole or not at all."""
+"""Tests of files that are written whole or not at all, and of run directories."""
 
 import os
+from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
-from model.run.files import atomic_write
+from model.run.errors import UserError
+from model.run.files import atomic_write, new_run_dir
 
 
 @pytest.mark.parametrize("error", [OSError(28, "Full"), ValueError("a bug"), KeyboardInterrupt()])
@@ -21,3 +24,10 @@ def test_atomic_write_replaces_the_file_only_when_it_is_complete(tmp_path, error
     assert path.read_bytes() == b"new content"
     assert link.read_bytes() == b"old"  # it was not written in place
     assert sorted(tmp_path.iterdir()) == [path, link]
+
+
+def test_a_run_directory_nested_too_deep_is_refused(monkeypatch):
+    """How deep depends on Python's recursion limit, which some libraries raise."""
+    monkeypatch.setattr(Path, "mkdir", Mock(side_effect=RecursionError("too deep")))
+    with pytest.raises(UserError, match="cannot be written: too deep"), new_run_dir("a/b"):
+        pass
