@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -37,6 +37,7 @@ class Outcome:
     wall: float = 0.0  # seconds of the whole process
     curve: list[tuple[float, float]] = field(default_factory=list)  # (seconds, loss), as printed
     summary: dict = field(default_factory=dict)  # Quill's summary.json
+    looked: object = None  # what `look` returned
 
     @property
     def best(self) -> float:
@@ -68,11 +69,16 @@ def quill(*flags: object) -> Outcome:
 
 
 def nanogpt(
-    clone: Path, text: Path, *flags: object, edits: Mapping[str, str] = MappingProxyType({})
+    clone: Path,
+    text: Path,
+    *flags: object,
+    edits: Mapping[str, str] = MappingProxyType({}),
+    look: Callable[[Path], object] = lambda folder: None,
 ) -> Outcome:
     """nanoGPT's train.py on `text`, with config/train_shakespeare_char.py and these flags.
 
-    `edits` replaces lines of its code. The preparation of the text is not timed.
+    `edits` replaces lines of its code. `look` is called with its folder after the run. The
+    preparation of the text is not timed.
     """
     with tempfile.TemporaryDirectory() as folder:
         ignore = shutil.ignore_patterns(".git", "*.bin")
@@ -86,7 +92,9 @@ def nanogpt(
             code = code.replace(old, new)
         (work / "train.py").write_text(code)
         command = [sys.executable, "train.py", "config/train_shakespeare_char.py", *map(str, flags)]
-        return _run(command, work, r"val loss ([\d.]+)", f"{folder}/cache")
+        outcome = _run(command, work, r"val loss ([\d.]+)", f"{folder}/cache")
+        outcome.looked = look(work)
+        return outcome
 
 
 def _run(command: list[str], folder: Path, loss_pattern: str, cache: str) -> Outcome:

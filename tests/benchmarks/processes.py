@@ -16,7 +16,10 @@ from tests.benchmarks.peer import ROOT, arguments, machine
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 RUNS = {  # flags, and steps
     "default": ([], 250),
-    "11.9 M": (["configs/nanogpt.toml", "--batch_size=16", "--val_fraction=0.02"], 24),
+    "11.9 M": (
+        "--n_layer=4 --n_head=6 --n_embd=384 --batch_size=16 --val_fraction=0.02".split(),
+        24,
+    ),
 }
 
 
