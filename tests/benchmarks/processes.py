@@ -17,7 +17,7 @@ TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 RUNS = {  # flags, and steps
     "default": ([], 250),
     "11.9 M": (
-        "--n_layer=4 --n_head=6 --n_embd=384 --batch_size=16 --val_fraction=0.02".split(),
+        ["--n_layer=4", "--n_head=6", "--n_embd=384", "--batch_size=16", "--val_fraction=0.02"],
         24,
     ),
 }
