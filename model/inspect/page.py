@@ -1,7 +1,7 @@
 """The attention page: for each character of a text, where each head looked, and how.
 
 Shapes: T characters (queries and keys), H heads of a block, X heads of all blocks, V vocabulary,
-N numbers shown of a vector.
+N numbers shown of a vector, R places in the residual stream (before, between, after the blocks).
 """
 
 import base64
@@ -11,9 +11,10 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import normalize
 
 from model.attention import USES_FUSED_KERNEL
-from model.inspect.record import record_attention
+from model.inspect.record import record_attention, residual_stream
 from model.run.errors import RunError, UserError
 
 TEMPLATE = Path(__file__).with_name("page.html")
@@ -43,7 +44,10 @@ def attention_page(model: nn.Module, vocab: str, ids: list[int], about: str) -> 
             "many keys as queries, so that it calls attention_weights once."
         )
     nll = -log_probs_TV[:-1].gather(1, ids_T[1:, None])[:, 0]
-    best = log_probs_TV.exp().topk(min(SHOWN_NEXT, len(vocab)))
+    with record_attention(model):  # computes the equation, to the same rounding
+        stream, lens = residual_stream(model, ids_T[None])
+    lens_RTV = torch.stack([logits_BTV[0].float().softmax(-1) for logits_BTV in lens])
+    best = lens_RTV.topk(min(SHOWN_NEXT, len(vocab)))
     weights_XTT = torch.cat([call.weights_BHTS[0].float() for call in calls]).cpu()
     unit = weights_XTT.abs().max().clamp(min=1).item() / LEVELS
     # Rounding the running sum, not each weight, keeps the sum of a row.
@@ -58,9 +62,15 @@ def attention_page(model: nn.Module, vocab: str, ids: list[int], about: str) -> 
         "window": (weights_XTT != 0).sum(-1).max().item(),
         "nll": [None, *(round(value, 4) for value in nll.tolist())],
         "top": [
-            [[vocab[id_], round(prob, 4)] for id_, prob in zip(*row, strict=True)]
-            for row in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+            [
+                [[vocab[id_], round(prob, 4)] for id_, prob in zip(*row, strict=True)]
+                for row in zip(ids_TN.tolist(), probs_TN.tolist(), strict=True)
+            ]
+            for ids_TN, probs_TN in zip(best.indices, best.values, strict=True)
         ],
+        "came": lens_RTV[:, torch.arange(len(shown) - 1), ids_T[1:]].tolist(),
+        "twins": twins(ids_T, torch.stack([x_BTC[0].float() for x_BTC in stream])),
+        "network": model.config.network,
         "unit": unit,
         "weights": pack(units_XTT[:, visible_TT], "<i2"),
         "vectors": None,
@@ -81,13 +91,31 @@ def attention_page(model: nn.Module, vocab: str, ids: list[int], about: str) -> 
     return TEMPLATE.read_text("utf-8").replace(DATA, content)
 
 
+def twins(ids_T: Tensor, stream_RTC: Tensor) -> list[list[list[float]]]:
+    """For each character, up to two others of its kind: where, and the similarities of the vectors.
+
+    They are those whose vectors at the end are the most and the least similar (cosine).
+    """
+    unit_RTC = normalize(stream_RTC, dim=-1)
+    found = []
+    for t, id_ in enumerate(ids_T.tolist()):
+        places_N = (ids_T == id_).nonzero()[:, 0]
+        places_N = places_N[places_N != t]
+        similarity_RN = unit_RTC[:, places_N] @ unit_RTC[:, t, :, None]
+        order_N = similarity_RN[-1, :, 0].argsort(descending=True)
+        ends = dict.fromkeys([*order_N[:1].tolist(), *order_N[-1:].tolist()])
+        rows = similarity_RN[..., 0].mT.tolist()
+        found.append([[places_N[n].item(), *(round(x, 2) for x in rows[n])] for n in ends])
+    return found
+
+
 def check_page_path(name: str) -> None:
     """Raise UserError if a page cannot be written there, or would replace another file."""
     path = Path(name)
     if not name.endswith(".html") or not path.parent.is_dir():
         raise UserError(f"attention is {name!r}. Name an .html file in a folder that exists.")
     if path.exists():
-        start, content = TEMPLATE.read_bytes().split(DATA.encode())[0], path.read_bytes()
+        start, content = TEMPLATE.read_bytes().split(b"<style>")[0], path.read_bytes()
         if not content.startswith(start) or DATA.encode() in content:
             raise UserError(f"{name} is not an attention page. Name another file.")
 

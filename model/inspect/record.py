@@ -1,6 +1,7 @@
-"""Records what each attention head of a network looked at.
+"""Records what each attention head of a network looked at, and the residual stream.
 
-Shapes: B batch, T time (queries), S keys, H heads of a block, D head width.
+Shapes: B batch, T time (queries), S keys, C channels, H heads of a block, D head width,
+V vocabulary.
 """
 
 import contextlib
@@ -70,3 +71,26 @@ def attention_by_head(model: nn.Module, ids: list[int]) -> Iterator[tuple[str, T
     for call in calls:
         for head, weights_TS in enumerate(call.weights_BHTS[0].float().cpu(), start=1):
             yield f"block {call.block}, head {head}", weights_TS
+
+
+@torch.no_grad()
+def residual_stream(model: nn.Module, ids_BT: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    """The vectors x_BTC before the first and after each block, and what the head makes of each.
+
+    The latter are logits_BTV, as if the blocks that follow were left out (nostalgebraist 2020,
+    "the logit lens").
+    """
+    stream = []
+
+    def replace_output(x_BTC: Tensor) -> Tensor:
+        with model.blocks[-1].register_forward_hook(lambda *_: x_BTC):
+            return model(ids_BT)
+
+    with contextlib.ExitStack() as hooks:
+        first = model.blocks[0].register_forward_pre_hook(lambda _, args: stream.append(args[0]))
+        hooks.enter_context(first)
+        for block in model.blocks:
+            after = block.register_forward_hook(lambda _, args, x_BTC: stream.append(x_BTC))
+            hooks.enter_context(after)
+        model(ids_BT)
+    return stream, [replace_output(x_BTC) for x_BTC in stream]

@@ -12,7 +12,7 @@ import torch
 
 from model.attention import attention_weights, fast_attend
 from model.inspect import page
-from model.inspect.page import attention_page
+from model.inspect.page import attention_page, twins
 from model.inspect.record import record_attention
 from model.run.errors import RunError
 from tests.model.test_networks import random_gpt, random_ids
@@ -70,9 +70,11 @@ def test_page_holds_weights_and_losses_and_the_vectors_of_the_textbook_equation(
     next_probs = probs_TV[range(19), ids[1:]]
     assert data["nll"][0] is None
     np.testing.assert_allclose(data["nll"][1:], -np.log(next_probs), atol=1e-3)
-    for top, probs_V in zip(data["top"], probs_TV, strict=True):
+    for top, probs_V in zip(data["top"][-1], probs_TV, strict=True):
         likeliest = np.argsort(-probs_V)[:5]
         assert dict(top) == {VOCAB[i]: pytest.approx(probs_V[i], abs=1e-4) for i in likeliest}
+
+    np.testing.assert_allclose(data["came"][-1], next_probs, rtol=1e-4)
 
     assert (data["vectors"] is None) == bool(edited)
     if data["vectors"] is not None:
@@ -83,6 +85,19 @@ def test_page_holds_weights_and_losses_and_the_vectors_of_the_textbook_equation(
             np.testing.assert_allclose(vectors[i], expected, atol=0.006)
             shown = (q[0] @ k[0].mT / data["width"] ** 0.5 - log_sums[i]).exp()
             np.testing.assert_allclose(shown * (weights[0] > 0), weights[0], atol=1e-3)
+
+
+def test_the_page_compares_each_character_with_the_most_and_the_least_similar_of_its_kind():
+    ids = [0, 1, 0, 2, 0, 0]
+    stream_RTC = torch.zeros(2, 6, 2)
+    stream_RTC[0, :, 0] = 1  # all embeddings are alike
+    angles = torch.tensor([0.0, 0, 60, 0, 90, 30]).deg2rad()  # after the last block
+    stream_RTC[1] = 7 * torch.stack((angles.cos(), angles.sin()), dim=1)
+    found = twins(torch.tensor(ids), stream_RTC)
+    assert found[0] == [[5, 1.0, 0.87], [4, 1.0, 0.0]]
+    assert found[4] == [[2, 1.0, 0.87], [0, 1.0, 0.0]]
+    assert found[1] == found[3] == []
+    assert twins(torch.tensor([3, 3]), stream_RTC[:, :2])[1] == [[0, 1.0, 1.0]]  # only one other
 
 
 def test_a_network_whose_attention_cannot_be_recorded_is_refused():

@@ -7,8 +7,8 @@ import torch
 
 from model import attention
 from model.attention import attend, attention_weights
-from model.inspect.record import attention_by_head, record_attention
-from tests.model.test_networks import random_gpt, random_ids
+from model.inspect.record import attention_by_head, record_attention, residual_stream
+from tests.model.test_networks import NETWORKS, random_gpt, random_ids
 
 
 def softcap_weights(q, k, *options):
@@ -56,6 +56,17 @@ def test_blocks_and_heads_are_numbered_from_1():
     assert list(weights) == [f"block {block}, head {head}" for block in (2, 3) for head in (1, 2)]
     for name, weights_TT in weights.items():
         assert torch.allclose(weights_TT, flat_TT) == (name == "block 2, head 2")
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_the_head_reads_the_residual_stream_as_if_later_blocks_were_left_out(network):
+    model, ids_BT = random_gpt(network=network), random_ids(2, 12)
+    stream, lens = residual_stream(model, ids_BT)
+    blocks = list(model.blocks)
+    for count in range(4):
+        model.blocks = torch.nn.ModuleList(blocks[:count])
+        torch.testing.assert_close(lens[count], model(ids_BT))
+    assert len(stream) == 4
 
 
 def test_a_layer_with_more_keys_than_characters_is_not_recorded():
