@@ -170,7 +170,7 @@ class Block(nn.Module):
         self.attention = Attention(config.n_embd, config.n_head, window=config.block_size)
         self.shift_mlp_2 = TokenShift(config.n_embd)
         self.mlp_2 = MLP(config)
-        # Not for attention weights: the fused kernel is slower with dropout, and `attend` has none.
+        # Not for attention weights: the fused kernel is slower with dropout.
         self.dropout = Dropout(config.dropout)
 
     def forward(

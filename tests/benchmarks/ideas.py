@@ -1,0 +1,207 @@
+"""What each idea is worth: from the textbook GPT to Quill's network, and from there one step back.
+
+Each variant is an edit of model/networks/quill.py in a copy of the repository. The loss is that of
+the last tenth of Tiny Shakespeare's training part; no validation text is read.
+
+    python -m tests.benchmarks.ideas steps FILE    # losses after equal steps
+    python -m tests.benchmarks.ideas speed FILE    # seconds per step, all variants in turn
+    python -m tests.benchmarks.ideas seconds FILE  # losses after equal time, by these speeds
+    python -m tests.benchmarks.ideas table FILE    # prints what is in FILE
+
+FILE gets one line of JSON for each run; a second start goes on where the first one ended. Losses
+are measured in two processes at a time, with one thread each.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from statistics import mean, median, stdev
+
+from data.shakespeare import tiny_shakespeare
+from tests.benchmarks.peer import ROOT, machine
+
+SEEDS = (1, 2, 3)
+STEPS = 1250
+TRAIN_CHARS = 1_003_854
+QUILL, CORPUS = "model/networks/quill.py", "data/corpus.py"
+Edit = list[tuple[str, str, str]]  # file, regular expression, replacement
+
+# What stands in the textbook in place of an idea of Quill.
+NO_SHIFT = [(QUILL, r"        B, T, C = x_BTC\.shape\n", "        return x_BTC\n")]
+NO_QK_NORM = [(QUILL, r"rotate\(norm\((.*?)\), cos_TE", r"rotate(\1, cos_TE")]
+NO_POSITIONS = [
+    (QUILL, r"(        for block in self\.blocks:\n)",
+     r"        cos_TE, sin_TE = torch.ones_like(cos_TE), torch.zeros_like(sin_TE)\n\1"),
+]  # fmt: skip
+LEARNED_POSITIONS = [
+    *NO_POSITIONS,
+    (QUILL, r"(        nn\.init\.zeros_\(self\.head)",
+     r"        self.position = nn.Embedding(config.block_size, config.n_embd)\n"
+     r"        nn.init.normal_(self.position.weight, std=0.02)\n"
+     r"        self.max_length = config.block_size\n\1"),
+    (QUILL, r"self\.embedding\(ids_BT\)",
+     r"self.embedding(ids_BT) + self.position.weight[start : start + T]"),
+]  # fmt: skip
+SMALL_START = [
+    (QUILL, r"nn\.init\.zeros_\(self\.head\.weight\)",
+     r"pass\n        for name, parameter in self.named_parameters():\n"
+     r"            if parameter.ndim == 2:\n"
+     r"                std = 0.02 / 8**0.5 if name.endswith('proj.weight') else 0.02\n"
+     r"                nn.init.normal_(parameter, std=std)\n"),
+]  # fmt: skip
+TIED = [
+    (QUILL, r"(    def forward\(self, ids_BT)",
+     r"        self.head.weight = self.embedding.weight\n\n\1"),
+    (QUILL, r"x_BTC = norm\((self\.embedding.*)\)\n", r"x_BTC = \1\n"),
+]  # fmt: skip
+GELU = [(QUILL, r"F\.relu\(self\.fc\(x_BTC\)\)\.square\(\)", "F.gelu(self.fc(x_BTC))")]
+GAINS = [
+    (QUILL, r"(        self\.(dropout = Drop|embedding =))",
+     r"        self.norm = nn.LayerNorm(config.n_embd, bias=False)\n"
+     r"        self.norm_1 = nn.LayerNorm(config.n_embd, bias=False)\n"
+     r"        self.norm_2 = nn.LayerNorm(config.n_embd, bias=False)\n\1"),
+    (QUILL, r"self\.shift_mlp_1\(norm\(", "self.shift_mlp_1(self.norm("),
+    (QUILL, r"self\.shift_attention\(norm\(", "self.shift_attention(self.norm_1("),
+    (QUILL, r"self\.shift_mlp_2\(norm\(", "self.shift_mlp_2(self.norm_2("),
+    (QUILL, r"self\.head\(norm\(", "self.head(self.norm("),
+]  # fmt: skip
+ONE_MLP = [
+    (QUILL, r"        self\.(shift_)?mlp_1 = .*\n", ""),
+    (QUILL, r"        h_BTC = self\.shift_mlp_1.*\n.*self\.mlp_1\(h_BTC\)\)\n", ""),
+]
+WITH_REPLACEMENT = [
+    (CORPUS, r"        starts = \[\]\n",
+     r"        rng = np.random.default_rng([seed, step])\n"
+     r"        drawn = rng.integers(self.train_chars - block_size, size=batch_size)\n"
+     r"        return self.gather_examples(drawn[rows], block_size)\n        starts = []\n"),
+]  # fmt: skip
+NO_ATTENTION = [(QUILL, r"self\.attention\(h_BTC, cos_TE, sin_TE, cache\)", "0 * h_BTC")]
+NO_RESIDUAL = [(QUILL, r"= x_BTC \+ (self\.dropout\(self\.attention)", r"= \1")]
+ADAMW = ("--optimizer=adamw", "--weight_decay=0.1", "--warmup_iters=100", "--learning_rate=3e-3")
+COSINE = ("--min_lr=3e-4", "--lr_decay_iters={max_iters}")
+
+# In the order in which they are added to the textbook: each idea, and what stands there without it.
+PATH: list[tuple[str, tuple[str, ...], Edit]] = [
+    ("textbook", (), []),
+    ("linear decay to zero", COSINE, []),
+    ("Muon", ADAMW, []),
+    ("token shift", (), NO_SHIFT),
+    ("rotation, query-key normalization", (), [*LEARNED_POSITIONS, *NO_QK_NORM]),
+    ("zero start, embedding and head apart", (), [*SMALL_START, *TIED]),
+    ("ReLU²", (), GELU),
+    ("norms without gains", (), GAINS),
+    ("two feed-forward layers per attention", ("--n_layer=4", "--n_head=4"), ONE_MLP),
+    ("examples without replacement", (), WITH_REPLACEMENT),
+]
+# Taken from Quill, one at a time.
+AWAY: list[tuple[str, tuple[str, ...], Edit]] = [
+    ("no attention", (), NO_ATTENTION),
+    ("no residual connection around attention", (), NO_RESIDUAL),
+    ("no positions", (), NO_POSITIONS),
+    ("learned positions", (), LEARNED_POSITIONS),
+    ("no query-key normalization", (), NO_QK_NORM),
+    ("no token shift", (), NO_SHIFT),
+    ("no first feed-forward layer", (), ONE_MLP),
+    ("four blocks without it", ("--n_layer=4",), ONE_MLP),
+    ("small random start", (), SMALL_START),
+    ("small random start, embedding tied to the head", (), [*SMALL_START, *TIED]),
+    ("GELU", (), GELU),
+    ("norms with gains", (), GAINS),
+    ("AdamW", ADAMW, []),
+    ("AdamW, learning rate 7e-3", (*ADAMW, "--learning_rate=7e-3"), []),
+    ("cosine decay to a tenth", ("--min_lr=7e-4", COSINE[1]), []),
+    ("examples with replacement", (), WITH_REPLACEMENT),
+]
+
+
+def variants() -> dict[str, tuple[tuple[str, ...], Edit]]:
+    """Flags and edits by name; "+ idea" has all that comes before it in PATH."""
+    found = {}
+    for i, (name, _, _) in enumerate(PATH):
+        flags = tuple(flag for _, flags, _ in PATH[i + 1 :] for flag in flags)
+        edit = [change for _, _, edit in PATH[i + 1 :] for change in edit]
+        found[f"+ {name}" if i else name] = (flags, edit)
+    return found | {f"Quill, {name}": (flags, edit) for name, flags, edit in AWAY}
+
+
+def run(name: str, work: Path, max_iters: int, *flags: str, threads: int | None = None) -> dict:
+    """Train the variant on train.txt in `work`; returns its summary."""
+    own_flags, edit = variants()[name]
+    with tempfile.TemporaryDirectory(dir=work) as folder:
+        for part in ("train.py", "model", "configs", "data"):
+            copy = shutil.copytree if (ROOT / part).is_dir() else shutil.copy
+            copy(ROOT / part, Path(folder, part))
+        for file, pattern, replacement in edit:
+            path = Path(folder, file)
+            text, count = re.subn(pattern, replacement, path.read_text("utf-8"))
+            assert count, (name, pattern)
+            path.write_text(text, "utf-8")
+        command = [sys.executable, "train.py", f"--data={work / 'train.txt'}", "--out_dir=run"]
+        command += [flag.format(max_iters=max_iters) for flag in [*own_flags, *flags]]
+        command += [f"--max_iters={max_iters}", f"--eval_interval={max_iters}"]
+        environment = os.environ | ({"OMP_NUM_THREADS": str(threads)} if threads else {})
+        done = subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, (name, done.stderr)
+        return json.loads(Path(folder, "run/summary.json").read_text())
+
+
+def main() -> None:
+    mode, file = sys.argv[1], Path(sys.argv[2])
+    file.touch()
+    known = [json.loads(line) for line in file.read_text().splitlines()]
+    speeds = dict.fromkeys(variants(), 0.0)
+    for name in speeds:
+        measured = [r["step"] for r in known if (r["mode"], r["name"]) == ("speed", name)]
+        speeds[name] = median(measured or [0.0])
+    work = Path(tempfile.mkdtemp())
+    (work / "train.txt").write_text(tiny_shakespeare().read_text()[:TRAIN_CHARS])
+
+    def measure(name: str, seed: int) -> None:
+        if any((r["mode"], r["name"], r["seed"]) == (mode, name, seed) for r in known):
+            return
+        if mode == "speed":
+            summary = run(name, work, 150)
+            result = {"step": 2048 / summary["chars_per_second"]}
+        else:
+            share = 1.0 if mode == "steps" else speeds[QUILL_NAME] / speeds[name]
+            steps = round(STEPS * share)
+            loss = run(name, work, steps, f"--seed={seed}", threads=1)["val_loss"]
+            result = {"loss": loss, "steps": steps}
+        with file.open("a") as out:
+            out.write(json.dumps({"mode": mode, "name": name, "seed": seed} | result) + "\n")
+        print(mode, name, seed, result, flush=True)
+
+    if mode == "table":
+        print_table(known, speeds)
+        return
+    print(machine())
+    with ThreadPoolExecutor(1 if mode == "speed" else 2) as pool:
+        list(pool.map(lambda job: measure(*job), [(name, s) for s in SEEDS for name in variants()]))
+    shutil.rmtree(work)
+
+
+QUILL_NAME = f"+ {PATH[-1][0]}"
+
+
+def print_table(known: list[dict], speeds: dict[str, float]) -> None:
+    """Mean losses after equal steps and after equal time, and seconds per step."""
+    print("| variant | loss, equal steps | loss, equal time | ms per step |\n|---|---|---|---|")
+    for name in variants():
+        cells = []
+        for mode in ("steps", "seconds"):
+            losses = [r["loss"] for r in known if r["mode"] == mode and r["name"] == name]
+            spread = f" ± {stdev(losses):.3f}" if len(losses) > 1 else ""
+            cells.append(f"{mean(losses):.3f}{spread}" if losses else "")
+        print(f"| {name} | {cells[0]} | {cells[1]} | {1000 * speeds[name]:.1f} |")
+
+
+if __name__ == "__main__":
+    main()
