@@ -186,7 +186,7 @@ def main(argv: list[str]) -> int:
         if config.text.attention is not None:
             ids = tokenizer.encode("".join(shown)).tolist()
             page = attention_page(model, saved.vocab, ids, about)
-            with atomic_write(Path(config.text.attention)) as file:
+            with atomic_write(Path(config.text.attention).resolve()) as file:  # follows links
                 file.write(page.encode("utf-8", "replace"))
     return 0
 

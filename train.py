@@ -28,7 +28,6 @@ from configs.training import (
     TrainConfig,
     load_config,
     parse_train_command,
-    require_same_config,
 )
 from data.corpus import Corpus, open_corpus
 from model import checkpoint
@@ -77,8 +76,7 @@ def main(argv: list[str]) -> int:
                 stack.enter_context(lock_run_dir(run_dir))
             processes.wait_for_all()  # read the checkpoint only when nobody can write it
             start = checkpoint.load_to_resume(path)
-            config = load_config(command, start.config)
-            require_same_config(run_dir / "config.toml", config, start.config)
+            config = load_config(command, start.config, run_dir)
         with out_of_memory_hint(
             "A smaller --batch_size, --block_size, --n_layer or --n_embd, a larger "
             "--gradient_accumulation_steps, or --activation_checkpointing needs less."
@@ -125,8 +123,6 @@ def train(
     config = replace(config, run=replace(run_config, out_dir=None))  # chosen anew if repeated
     state = replace(start, config=to_dict(config), vocab=vocab, data_sha256=corpus.text.sha256)
     state.run_id = start.run_id or uuid.uuid4().hex
-    if start.is_resumed and not (run_dir / "best.pt").exists():
-        state.best_val_loss = state.best_step = None  # the next evaluation writes best.pt
     logger = SilentLogger()
     if processes.is_main:
         logger = RunLogger(
@@ -355,7 +351,7 @@ def log_last_pictures(logger: RunLogger, model: nn.Module, vocab: str) -> None:
         curves = logger.losses()
         if all(curves):
             lines = [loss_chart(*curves), overfitting_hint(*curves)]
-            print_line("\n".join(filter(None, lines)), sys.stdout)
+            logger.print("\n".join(filter(None, lines)), sys.stdout)
 
 
 if __name__ == "__main__":

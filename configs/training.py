@@ -32,7 +32,7 @@ class RunConfig:
     ] = 0
 
     def __post_init__(self) -> None:
-        if self.out_dir is not None and (not self.out_dir or self.out_dir.startswith("-")):
+        if self.out_dir is not None and (not self.out_dir or str(Path(self.out_dir))[0] == "-"):
             raise UserError(f"out_dir is {self.out_dir!r}. Name a directory without a - in front.")
         if self.meta is not None and self.init_from is None:
             raise UserError("meta belongs to a ckpt.pt of nanoGPT. Name that with --init_from.")
@@ -99,34 +99,40 @@ def parse_train_command(argv: list[str]) -> Command:
     return Command(resume, {}, flags)
 
 
-def require_same_config(path: Path, config: TrainConfig, start: dict[str, Any]) -> None:
-    """Raise UserError if config.toml is not that of the run which is resumed.
+def resumed_values(path: Path, start: dict[str, Any]) -> dict[str, Any]:
+    """The keys of a run that is resumed, from its config.toml.
 
-    So a run goes on in its own directory only. `start` is the config of the checkpoint; if the run
-    was killed when it was last resumed, it may be older than config.toml.
+    Those in RESUMABLE may differ from `start`, the config of the checkpoint: they were edited, or
+    given when the run was last resumed. All others must be the same, so a run goes on in its own
+    directory only. Raises UserError.
     """
-    written, values = ConfigParser(TrainConfig, "", "").parse_preset(path), to_dict(config)
-    for name in sorted((written.keys() | values.keys()) - {"out_dir"}):
-        if written.get(name) not in (values.get(name), start.get(name)):
+    values = ConfigParser(TrainConfig, "", "").parse_preset(path)
+    values = to_dict(make_config(TrainConfig, values))
+    for name in sorted((values.keys() | start.keys()) - {*RESUMABLE, "out_dir"}):
+        if values.get(name) != start.get(name):
             raise UserError(
-                f"{name} is {written.get(name, 'missing')} in {path}, but "
-                f"{values.get(name, 'missing')} in the run. Undo the edit to resume the run, or "
-                "start a new run with this file."
+                f"{name} is {values.get(name, 'missing')} in {path}, but "
+                f"{start.get(name, 'missing')} in the run, which cannot be changed. Undo the edit "
+                "to resume the run, or start a new run with this file."
             )
+    return values
 
 
-def load_config(command: Command, start: dict[str, Any]) -> TrainConfig:
+def load_config(
+    command: Command, start: dict[str, Any], run_dir: Path | None = None
+) -> TrainConfig:
     """The config of a run.
 
-    `start` is the config of the checkpoint that it begins with; it may be empty. A resumed run
-    takes all keys from it. Another run takes the network's keys that are not given, and those in
-    FIXED must be the same. Raises UserError.
+    `start` is the config of the checkpoint that it begins with; it may be empty. A run that is
+    resumed in `run_dir` takes all keys from there. Another run takes the network's keys that are
+    not given from `start`, and those in FIXED must be the same. Raises UserError.
     """
     values, given = dict(command.defaults), command.given
-    if command.resume is not None:
-        values = start
-    elif start:
+    if start:
         start = to_dict(make_config(TrainConfig, start))  # also keys that are newer than it
+    if run_dir is not None:
+        values = resumed_values(run_dir / "config.toml", start)
+    elif start:
         for name in FIXED:
             if given.get(name, start[name]) != start[name]:
                 raise UserError(

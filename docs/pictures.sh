@@ -15,12 +15,12 @@ shoot() { # FILE WIDTH,HEIGHT URL
     python -c "import sys; from PIL import Image as I; I.open(sys.argv[1]).quantize(64).save(sys.argv[1])" "docs/$1"
 }
 
-python -m tests.benchmarks.chart "$run" docs/loss.svg
+python -m tests.benchmarks.chart "$run" docs/loss.svg docs/muon.svg
 if [ -n "$nanogpt" ]; then
     python -m tests.benchmarks.minute --nanogpt "$nanogpt" --seeds 1337 --chart docs/minute.svg
 fi
 python sample.py "$run" --max_new_tokens 250 --attention "$page"
-shoot attention.png 1100,1150 "file://$page"
+shoot attention.png 1100,2250 "file://$page"
 
 tensorboard --logdir "$run" --port $port &
 trap 'kill $!; rm "$page"' EXIT

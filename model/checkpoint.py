@@ -100,14 +100,16 @@ def load(path: Path | str) -> Checkpoint:
 def load_to_resume(path: Path) -> Checkpoint:
     """`load`, for a run that goes on in the directory of `path`.
 
-    Raises UserError if there is also a checkpoint of another run or of a later step, which the run
-    would replace.
+    If best.pt is missing or damaged, the next evaluation writes it. Raises UserError if there is a
+    checkpoint of another run or of a later step, which the run would replace.
     """
     checkpoint = load(path)
     for name in {"last.pt", "best.pt"} - {path.name}:
         try:
             other = load(path.with_name(name))
         except UserError:  # missing or damaged
+            if name == "best.pt":
+                checkpoint.best_val_loss = checkpoint.best_step = None
             continue
         if other.run_id != checkpoint.run_id:
             raise UserError(f"{path.with_name(name)} is of another run than {path}. Remove it.")

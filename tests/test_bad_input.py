@@ -1,6 +1,7 @@
 """Wrong input ends with one line that says what is wrong, exit status 2, and no file changed."""
 
 import io
+import os
 import shlex
 import shutil
 import sys
@@ -61,6 +62,9 @@ CASES = [
     ("sample.py --score good.txt --prompt KATE", "prompt and score"),
     ("sample.py --top_p 0", "argument --top_p: 0 is not in (0, 1]"),
     ("sample.py --attention page.html --interactive", "interactive", "attention"),
+    ("sample.py --attention folder.html", "folder.html is not a file"),
+    ("sample.py --attention pipe.html", "pipe.html is not a file"),
+    ("train.py --out_dir ./-x", "out_dir is './-x'"),
     ("sample.py --attention runs/it/best.pt", "runs/it/best.pt", "Name an .html file"),
     ("sample.py --attention missing/page.html", "missing/page.html", "in a folder that exists"),
     ("sample.py --score text.html --attention text.html", "text.html is not an attention page"),
@@ -80,6 +84,8 @@ def folder(tmp_path_factory, trained_run) -> Path:
             Path(name).write_bytes(content)
         Path("loop").symlink_to("loop")
         Path("gone").symlink_to("missing")
+        Path("folder.html").mkdir()
+        os.mkfifo("pipe.html")
         for run in ("runs/it", "only_best", "only_last"):
             shutil.copytree(trained_run, run)
         Path("only_best/last.pt").unlink()

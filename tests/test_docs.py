@@ -42,11 +42,11 @@ def run_example(example: str) -> str:
 def test_examples_print_the_numbers_beside_them(trained_run):
     text = Path(ROOT, "docs/attention.md").read_text("utf-8")
     *examples, last_example = re.findall(r"```python\n(.*?)```", text, re.S)
-    assert len(examples) == 2
+    assert len(examples) == 4
     for example in examples:
         printed = [float(number) for number in re.findall(r"\d+\.\d*", run_example(example))]
-        comments = re.findall(r"print.*#(?:.*=)? ?(.*)", example)
-        expected = [float(number) for line in comments for number in line.split(",")]
+        comments = re.findall(r"# (?:prints |.*= )?([\d., ]+)$", example, re.M)
+        expected = [float(number) for line in comments for number in re.split("[, ]+", line)]
         assert printed == pytest.approx(expected, abs=1e-4)
 
     shutil.copytree(trained_run, "runs/newest")

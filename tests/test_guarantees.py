@@ -72,7 +72,7 @@ def test_a_killed_and_resumed_run_equals_an_uninterrupted_run(tiny, monkeypatch)
     unfinished = {path.name.split(".")[0] for run in copies for path in run.glob("*.tmp")}
     assert unfinished == {"config", "last", "best", "summary"}
     for run in copies:
-        (run / "best.pt.1.tmp").touch()  # of another process
+        (run / f"best.pt.{'0' * 32}.tmp").touch()  # of another process
         if not (run / "last.pt").exists():  # then it is started again, in a new directory
             assert tiny(f"{flags}{run}") == 2
             shutil.rmtree(run)

@@ -9,6 +9,7 @@ import shutil
 import signal
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -217,10 +218,13 @@ def test_a_run_directory_holds_config_checkpoints_summary_and_what_tensorboard_s
     run, text = Path("run"), text_file.read_text()
     run.mkdir()
     assert tiny("--max_iters=15 --eval_interval=10 --out_dir=run") == 0
-    Path("run/notes.tmp").touch()  # what others put there is kept
+    for name in ("notes.tmp", "best.pt.old.tmp"):
+        Path("run", name).touch()  # what others put there is kept
+    Path(f"run/best.pt.{'0123abcd' * 4}.tmp").touch()  # of a killed process
     assert train.main(["--resume", "run", "--max_iters", "25"]) == 0
     assert "warning" not in capsys.readouterr().out  # of TensorBoard
     names = {"config.toml", "last.pt", "best.pt", "summary.json", "train", "val", "notes.tmp"}
+    names |= {"best.pt.old.tmp"}
     assert {path.name for path in run.iterdir()} == names
     result = summary(run)
     assert result["iters"] == 25
@@ -385,16 +389,42 @@ def test_a_resumed_run_refuses_what_it_would_replace(tiny, trained_run, monkeypa
     shutil.copy(trained_run / "best.pt", "run")
     assert refused("run") == "run/best.pt is of another run than run/last.pt. Remove it."
     Path("run/best.pt").unlink()
-    edits = {"n_layer = 2": "n_layer = 9", "max_iters = 16": "max_iters = 30", "n_head = 2\n": ""}
-    for (before, after), flags in itertools.product(edits.items(), ([], ["--patience=1"])):
-        Path("run/config.toml").write_text(edited := config.replace(before, after))
-        name = before.split(" = ")[0]
-        value = after.partition(" = ")[2] or "missing"
-        assert f"{name} is {value} in run/config.toml, but" in refused("run", *flags)
+    edits = {"n_layer = 2": "n_layer = 9", "n_embd = 16\n": "", "seed = 1337": "seed = 3"}
+    messages = ("n_layer is 9", "n_embd is 128", "seed is 3")
+    for (edit, message), flags in itertools.product(
+        zip(edits.items(), messages, strict=True), ([], ["--patience=1"])
+    ):
+        Path("run/config.toml").write_text(edited := config.replace(*edit))
+        assert message in refused("run", *flags)
         assert Path("run/config.toml").read_text() == edited
-    Path("run/config.toml").write_text(config)
-    assert train.main(["--resume", "run", "--max_iters=30"]) == 0
+
+
+def test_a_resumed_run_takes_settings_that_may_change_from_its_config_toml(tiny, monkeypatch):
+    """Edited there, or given when it was resumed and killed before it saved."""
+    assert tiny(f"{STEPS} --out_dir=run") == 0
+    config = Path("run/config.toml").read_text()
+    Path("run/config.toml").write_text(config.replace("max_iters = 16", "max_iters = 20"))
+    assert train.main(["--resume", "run"]) == 0
+    assert summary(Path("run"))["iters"] == 20
+    with monkeypatch.context() as patch:
+        patch.setattr(train.checkpoint, "save", Mock(side_effect=MemoryError("killed")))
+        assert train.main(["--resume", "run", "--max_iters=30"]) == 1
+    assert checkpoint.load("run/last.pt").config["max_iters"] == 20
+    assert train.main(["--resume", "run"]) == 0
+    assert summary(Path("run"))["iters"] == 30
     assert Path("run/config.toml").read_text() == config.replace("max_iters = 16", "max_iters = 30")
+
+
+@pytest.mark.parametrize("content", [None, b"", b"damaged"])
+def test_a_resumed_run_writes_best_pt_again_if_it_is_missing_or_damaged(tiny, capsys, content):
+    assert tiny(f"{STEPS} --learning_rate=1 --out_dir=run") == 0
+    if content is None:
+        Path("run/best.pt").unlink()
+    else:
+        Path("run/best.pt").write_bytes(content)
+    assert train.main(["--resume", "run"]) == 0
+    best = checkpoint.load("run/best.pt")
+    assert best.step == best.best_step == summary(Path("run"))["best_iter"] == 16
 
 
 def test_a_resumed_run_refuses_another_text(tiny, text_file, monkeypatch, capsys):

@@ -130,7 +130,7 @@ def load_library() -> ctypes.CDLL | None:
 
     None, after a note on standard error that says why, if that fails.
     """
-    compiler = os.environ.get("CC", "cc").split()
+    compiler = os.environ.get("CC", "").split() or ["cc"]
     flags = ["-O3", "-march=native", "-ffast-math", "-fPIC"]
     flags += [f"-DCOLUMNS={COLUMNS}", f"-DTEXTS={TEXTS}"]
 

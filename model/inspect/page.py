@@ -114,6 +114,8 @@ def check_page_path(name: str) -> None:
     path = Path(name)
     if not name.endswith(".html") or not path.parent.is_dir():
         raise UserError(f"attention is {name!r}. Name an .html file in a folder that exists.")
+    if path.is_dir() or path.is_fifo():
+        raise UserError(f"{name} is not a file. Name another one.")
     if path.exists():
         start, content = TEMPLATE.read_bytes().split(b"<style>")[0], path.read_bytes()
         if not content.startswith(start) or DATA.encode() in content:

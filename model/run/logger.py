@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from textwrap import indent
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 from tensorboard.backend.event_processing.event_accumulator import SCALARS, EventAccumulator
@@ -18,7 +18,7 @@ from torch.utils.tensorboard.summary import hparams
 from tqdm import tqdm
 
 from model.run.errors import print_line
-from model.run.files import atomic_write
+from model.run.files import atomic_write, temporary_name
 
 
 class SilentLogger:
@@ -46,7 +46,9 @@ class RunLogger:
         """The run begins, or goes on, at `step`."""
         self.run_dir = run_dir
         for name in ("last.pt", "best.pt", "config.toml", "summary.json"):
-            for leftover in run_dir.glob(f"{name}.*.tmp"):  # of a killed process
+            for leftover in run_dir.glob(
+                temporary_name(name, "[0-9a-f]" * 32)
+            ):  # of a killed process
                 leftover.unlink(missing_ok=True)
         with atomic_write(run_dir / "config.toml") as file:
             file.write(config_toml.encode())
@@ -91,10 +93,10 @@ class RunLogger:
         """Show `text` beside the progress bar."""
         self.bar.set_postfix_str(text, refresh=False)
 
-    def print(self, line: str) -> None:
-        """Print a line above the progress bar."""
-        with tqdm.external_write_mode(sys.stderr):
-            print_line(line, sys.stderr)
+    def print(self, text: str, stream: TextIO | None = None) -> None:
+        """Print above the progress bar, to standard error unless said."""
+        with tqdm.external_write_mode(stream or sys.stderr):
+            print_line(text, stream or sys.stderr)
 
     def losses(self) -> list[list[tuple[int, float]]]:
         """The points of the training loss, and of the validation loss, as `read_losses`."""

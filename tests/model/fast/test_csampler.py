@@ -122,6 +122,13 @@ def test_without_a_compiler_pytorch_is_used_with_one_note(monkeypatch, capsys, c
 
 
 @needs_compiler
+@pytest.mark.parametrize("name", ["", " "])
+def test_an_empty_name_of_the_compiler_stands_for_cc(monkeypatch, name):
+    monkeypatch.setenv("CC", name)
+    assert load_library.__wrapped__() is not None
+
+
+@needs_compiler
 @pytest.mark.parametrize(("n_layer", "block_size"), [(1, 1), (1, 4), (2, 3)])
 def test_logits_after_a_long_text_equal_the_model(n_layer, block_size):
     """Far from the start, and where a long prompt is cut to the receptive field."""
