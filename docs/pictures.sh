@@ -20,7 +20,7 @@ if [ -n "$nanogpt" ]; then
     python -m tests.benchmarks.minute --nanogpt "$nanogpt" --seeds 1337 --chart docs/minute.svg
 fi
 python sample.py "$run" --max_new_tokens 250 --attention "$page"
-shoot attention.png 1100,2250 "file://$page"
+shoot attention.png 1100,1980 "file://$page"
 
 tensorboard --logdir "$run" --port $port &
 trap 'kill $!; rm "$page"' EXIT
