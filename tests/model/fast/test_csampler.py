@@ -105,6 +105,9 @@ def test_other_networks_precisions_and_long_windows_are_left_to_pytorch(monkeypa
     assert make_csampler(random_gpt(block_size=csampler.MAX_WINDOW + 1).float()) is None
     assert make_csampler(random_gpt().double()) is None
     assert make_csampler(random_gpt(network="gpt").float()) is None
+    other_class = random_gpt().float()
+    other_class.__class__ = type("Edited", (type(model),), {})
+    assert make_csampler(other_class) is None
     same_class_elsewhere = random_gpt().float()
     same_class_elsewhere.config = replace(model.config, network="gpt")
     assert make_csampler(same_class_elsewhere) is None
