@@ -6,7 +6,8 @@ A network is a file in model/networks/. Its class GPT is a module, made with a G
 - forward(ids_BT, cache=None), which returns logits_BTV: at each position, the scores of the next
   character. With a Cache, ids_BT continues the text in it and is added to it.
 - blocks, an nn.ModuleList: the matrices in it are for Muon, all other parameters for AdamW.
-- max_length, how many characters it can read at once; None: any number.
+- max_length, how many characters it can read at once; None: any number. Past it, sampling reads the
+  latest max_length characters again at each step, and scoring starts again.
 
 Shapes: B batch, T time (characters), V vocabulary.
 """

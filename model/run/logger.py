@@ -46,9 +46,8 @@ class RunLogger:
         """The run begins, or goes on, at `step`."""
         self.run_dir = run_dir
         for name in ("last.pt", "best.pt", "config.toml", "summary.json"):
-            for leftover in run_dir.glob(
-                temporary_name(name, "[0-9a-f]" * 32)
-            ):  # of a killed process
+            pattern = temporary_name(name, "[0-9a-f]" * 32)
+            for leftover in run_dir.glob(pattern):  # of a killed process
                 leftover.unlink(missing_ok=True)
         with atomic_write(run_dir / "config.toml") as file:
             file.write(config_toml.encode())
