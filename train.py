@@ -24,15 +24,11 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
 from configs.schema import to_dict, to_toml
-from configs.training import (
-    TrainConfig,
-    load_config,
-    parse_train_command,
-)
+from configs.training import TrainConfig, load_config, parse_train_command
 from data.corpus import Corpus, open_corpus
 from model import checkpoint
 from model.checkpoint import Checkpoint
-from model.generate import GenerationConfig, check_cache, start_character, stream
+from model.generate import GenerationConfig, start_character, stream
 from model.inspect.chart import loss_chart, overfitting_hint
 from model.inspect.maps import draw_weights
 from model.inspect.record import attention_by_head
@@ -76,10 +72,10 @@ def main(argv: list[str]) -> int:
                 stack.enter_context(lock_run_dir(run_dir))
             processes.wait_for_all()  # read the checkpoint only when nobody can write it
             start = checkpoint.load_to_resume(path)
-            config = load_config(command, start.config, run_dir)
+            config = load_config(command, start.config)
         with out_of_memory_hint(
-            "A smaller --batch_size, --block_size, --n_layer or --n_embd, a larger "
-            "--gradient_accumulation_steps, or --activation_checkpointing needs less."
+            "A smaller --batch_size, --block_size, --n_layer or --n_embd, or a larger "
+            "--gradient_accumulation_steps needs less."
         ):
             return train(config, processes, run_dir, start)
 
@@ -112,7 +108,6 @@ def train(
     # Model and optimizers
     seed_all(run_config.seed)
     model = make_network(model_config, vocab_size=len(vocab)).to(machine.device)
-    check_cache(model)
     optimizers = make_optimizers(model, optim_config, muon_dtype=machine.dtype)
     scaler = machine.make_scaler()
 

@@ -99,49 +99,25 @@ def parse_train_command(argv: list[str]) -> Command:
     return Command(resume, {}, flags)
 
 
-def resumed_values(path: Path, start: dict[str, Any]) -> dict[str, Any]:
-    """The keys of a run that is resumed, from its config.toml.
-
-    Those in RESUMABLE may differ from `start`, the config of the checkpoint: they were edited, or
-    given when the run was last resumed. All others must be the same, so a run goes on in its own
-    directory only. Raises UserError.
-    """
-    values = ConfigParser(TrainConfig, "", "").parse_preset(path)
-    values = to_dict(make_config(TrainConfig, values))
-    for name in sorted((values.keys() | start.keys()) - {*RESUMABLE, "out_dir"}):
-        if values.get(name) != start.get(name):
-            raise UserError(
-                f"{name} is {values.get(name, 'missing')} in {path}, but "
-                f"{start.get(name, 'missing')} in the run, which cannot be changed. Undo the edit "
-                "to resume the run, or start a new run with this file."
-            )
-    return values
-
-
-def load_config(
-    command: Command, start: dict[str, Any], run_dir: Path | None = None
-) -> TrainConfig:
+def load_config(command: Command, start: dict[str, Any]) -> TrainConfig:
     """The config of a run.
 
     `start` is the config of the checkpoint that it begins with; it may be empty. A run that is
-    resumed in `run_dir` takes all keys from there. Another run takes the network's keys that are
-    not given from `start`, and those in FIXED must be the same. Raises UserError.
+    resumed takes all keys from there. Another run takes the network's keys that are not given, and
+    those in FIXED must be the same. Raises UserError.
     """
-    values, given = dict(command.defaults), command.given
+    given = command.given
     if start:
         start = to_dict(make_config(TrainConfig, start))  # also keys that are newer than it
-    if run_dir is not None:
-        values = resumed_values(run_dir / "config.toml", start)
-    elif start:
+    if start and command.resume is None:
         for name in FIXED:
             if given.get(name, start[name]) != start[name]:
                 raise UserError(
                     f"{name} is {given[name]}, but {given['init_from']} has {start[name]}, which "
                     f"cannot be changed. Leave {name} out of the flags and the preset."
                 )
-        network_keys = {f.name for f in fields(GPTConfig)}
-        values |= {name: start[name] for name in network_keys & start.keys()}
-    values = values | given
+        start = {f.name: start[f.name] for f in fields(GPTConfig) if f.name in start}
+    values = command.defaults | start | given
     for name in ("data", "init_from", "meta"):
         if values.get(name):
             values[name] = os.path.abspath(values[name])  # to resume from another folder

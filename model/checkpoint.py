@@ -94,16 +94,20 @@ def load(path: Path | str) -> Checkpoint:
         problem = f"cannot be read: {error.strerror}"
     except (pickle.UnpicklingError, TypeError) as error:
         problem += f": {error}"
-    raise UserError(f"{path} {problem}.{_other_checkpoint_hint(path)}")
+    other = {"last.pt": "best.pt", "best.pt": "last.pt"}.get(path.name)
+    hint = f" The run's {other} may be intact; name that file." if other else ""
+    raise UserError(f"{path} {problem}.{hint}")
 
 
 def load_to_resume(path: Path) -> Checkpoint:
     """`load`, for a run that goes on in the directory of `path`.
 
-    If best.pt is missing or damaged, the next evaluation writes it. Raises UserError if there is a
-    checkpoint of another run or of a later step, which the run would replace.
+    If best.pt is missing or damaged, the next evaluation writes it. Raises UserError if it is not
+    the directory of a run, or has a checkpoint of another run or of a later step.
     """
     checkpoint = load(path)
+    if not path.with_name("config.toml").exists():
+        raise UserError(f"{path.parent} has no config.toml, so it is not the directory of a run.")
     for name in {"last.pt", "best.pt"} - {path.name}:
         try:
             other = load(path.with_name(name))
@@ -187,11 +191,3 @@ def _restore_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
         if group.keys() != saved.keys() or group.get("param_names") != saved.get("param_names"):
             raise ValueError(f"{type(optimizer).__name__} was saved for other parameters")
     optimizer.load_state_dict(state)
-
-
-def _other_checkpoint_hint(path: Path) -> str:
-    """A hint at the other checkpoint of the same run, if there is one."""
-    other = path.with_name({"last.pt": "best.pt", "best.pt": "last.pt"}.get(path.name, path.name))
-    if other == path or not os.path.isfile(other):
-        return ""
-    return f" {other} may be intact: sample from it, or continue training with --resume {other}."

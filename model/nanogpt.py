@@ -50,18 +50,14 @@ def load_nanogpt(path: Path, meta_path: str) -> Checkpoint:
 def convert(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """The parameters under our names; what it calls c_attn is our query, key and value."""
     converted = {}
-    for name, weight in weights.items():
-        parts = ("query", "key", "value") if ".c_attn." in name else ("",)
+    for their_name, weight in weights.items():
+        name = their_name
+        for old, new in NAMES.items():
+            name = name.replace(old, new)
+        parts = ("query", "key", "value") if "c_attn" in name else ("",)
         for part, rows in zip(parts, weight.chunk(len(parts)), strict=True):
-            converted[our_name(name).replace("c_attn", part)] = rows
+            converted[name.replace("c_attn", part)] = rows
     return converted
-
-
-def our_name(name: str) -> str:
-    """Our name of a parameter of nanoGPT."""
-    for old, new in NAMES.items():
-        name = name.replace(old, new)
-    return name
 
 
 class PlainUnpickler(pickle.Unpickler):

@@ -4,14 +4,15 @@ A network is a file in model/networks/. Its class GPT is a module, made with a G
 `config`, and vocab_size, which comes from the data. It has
 
 - forward(ids_BT, cache=None), which returns logits_BTV: at each position, the scores of the next
-  character. With a Cache, ids_BT continues the text in it and is added to it.
+  character. With a Cache, ids_BT continues the text in it and is added to it. A network of your own
+  may do without: a cache is only used with code that the tests proved (model/run/source.py).
 - blocks, an nn.ModuleList: the matrices in it are for Muon, all other parameters for AdamW.
-- max_length, how many characters it can read at once; None: any number. Past it, sampling reads the
-  latest max_length characters again at each step, and scoring starts again.
+- max_length, how many characters it can read at once; None: any number.
 
 Shapes: B batch, T time (characters), V vocabulary.
 """
 
+import functools
 import importlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import Annotated
 from torch import nn
 
 from model.run.errors import UserError
+from model.run.source import is_proven
 
 FOLDER = Path(__file__).with_name("networks")
 
@@ -39,9 +41,6 @@ class GPTConfig:
         float, "share of the numbers set to 0; quill on a CPU: a multiple of 1/256", "[0, 1)"
     ] = 0.0
     bias: Annotated[bool, "network gpt: biases in linear layers and LayerNorm"] = False
-    activation_checkpointing: Annotated[
-        bool, "network quill: train in less memory, computing each block twice"
-    ] = False
 
     def __post_init__(self) -> None:
         names = sorted(path.stem for path in FOLDER.glob("[!_]*.py"))
@@ -57,4 +56,16 @@ class GPTConfig:
 def make_network(config: GPTConfig, vocab_size: int) -> nn.Module:
     """The network that `config` names, with new weights."""
     module = importlib.import_module(f"model.networks.{config.network}")
-    return module.GPT(config, vocab_size)
+    model = module.GPT(config, vocab_size)
+    model.has_proven_cache = has_proven_cache(config.network)
+    return model
+
+
+@functools.cache
+def has_proven_cache(network: str) -> bool:
+    """Whether tests/model/test_networks.py proved that its cache changes no logit."""
+    return is_proven(
+        f"model.networks.{network}",
+        "model.attention",
+        note="sampling takes longer, since it reads the latest block_size characters at each step",
+    )

@@ -35,14 +35,18 @@ def train_tiny(*flags: str) -> int:
     return train.main([*TINY, *RATES, "--max_iters", "24", *flags])
 
 
-def everything_follows(network: str, has_note: bool) -> None:
-    """Training, resuming, sampling, scoring and TensorBoard agree with the edited network."""
+def everything_follows(network: str, edited: str = "") -> None:
+    """Training, resuming, sampling, scoring and TensorBoard agree with the edited network.
+
+    A note names what was `edited`.
+    """
     flags = ("--network", network)
     with Captured() as output:
         assert train_tiny(*flags, "--out_dir", "whole") == 0
     losses = [loss for _, loss in curve(Path("whole"), "train")]
     assert losses[-1] < losses[0] - 0.3
-    assert ("the C sampler is not used" in output.err) == has_note
+    assert ("is not what was tested" in output.err) == bool(edited)
+    assert edited in output.err
 
     with pytest.MonkeyPatch.context() as patch:
         interrupt_at_step(patch, 17)
@@ -51,6 +55,7 @@ def everything_follows(network: str, has_note: bool) -> None:
     assert_same_run(Path("whole"), Path("resumed"))
 
     model = load_model("whole/last.pt")
+    assert model.has_proven_cache == (edited in ("", "csampler.c"))
     check_samples(model)
     check_score(model)
     events = EventAccumulator("whole/val").Reload().Tensors("sample/text_summary")
@@ -61,11 +66,12 @@ def everything_follows(network: str, has_note: bool) -> None:
 
 def everything_follows_in_copies(path: str) -> None:
     """The copy `mine` is followed, the copy `same` samples in PyTorch, and quill still in C."""
-    everything_follows("mine", has_note=False)
+    everything_follows("mine", "model.networks.mine")
     config = checkpoint.load(path).config
     for network, is_fast in (("mine", False), ("same", False), ("quill", True)):
         model_config = make_config(train.TrainConfig, config | {"network": network}).model
         model = make_network(model_config, len(VOCAB))
+        assert model.has_proven_cache == is_fast
         assert (make_csampler(model) is not None) == (is_fast and load_library() is not None)
     with Captured() as output:
         assert sample.main([path, "--max_new_tokens", "5"]) == 0
@@ -111,14 +117,18 @@ def load_model(path: str) -> nn.Module:
     return model.eval()
 
 
+def reads_on(model: nn.Module) -> bool:
+    """Whether it reads more than the latest block_size characters."""
+    return model.has_proven_cache and model.max_length is None
+
+
 @torch.inference_mode()
 def uncached_logits(model: nn.Module, ids: list[int], prompt_length: int) -> np.ndarray:
     """logits_TV of every character after the prompt, from the model without a cache."""
-    limit = model.max_length
-    if limit is None:
+    if reads_on(model):
         return model(torch.tensor([ids]))[0, prompt_length - 1 : -1].double().numpy()
     logits = [
-        model(torch.tensor([ids[max(0, end - limit) : end]]))[0, -1]
+        model(torch.tensor([ids[max(0, end - BLOCK_SIZE) : end]]))[0, -1]
         for end in range(prompt_length, len(ids))
     ]
     return torch.stack(logits).double().numpy()
@@ -172,8 +182,7 @@ def check_score(model: nn.Module) -> None:
     ids = [VOCAB.index(character) for character in "\n" + text]
     nats = 0.0
     for end in range(1, len(ids)):
-        # A network with a limited length starts again after each block.
-        first = (end - 1) // BLOCK_SIZE * BLOCK_SIZE if model.max_length is not None else 0
+        first = 0 if reads_on(model) else (end - 1) // BLOCK_SIZE * BLOCK_SIZE
         with torch.inference_mode():
             logits_V = model(torch.tensor([ids[first:end]]))[0, -1]
         nats -= logits_V.log_softmax(-1)[ids[end]].item()
@@ -215,22 +224,6 @@ def optimizers_follow() -> None:
         assert owners == [muon if is_block_matrix else adamw], name
         if "unused" not in name:
             assert parameter.detach().ne(fresh[name]).any(), f"{name} was not trained"
-
-
-def is_refused() -> None:
-    """A network that computes something else with a cache ends sampling and scoring in one line."""
-    with Captured() as output:
-        assert train_tiny("--out_dir", "run") == 1
-    assert "other logits with a cache than without" in output.err.splitlines()[-1]
-    assert not Path("run").exists()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train, "check_cache", lambda model: None)
-        assert train_tiny("--out_dir", "run") == 1
-    Path("scored.txt").write_text(LINES)
-    for flags in (["--max_new_tokens", "2"], ["--score", "scored.txt"]):
-        with Captured() as output:
-            assert sample.main(["run", "--which", "last", *flags]) == 1
-        assert "other logits with a cache than without" in output.err.splitlines()[-1]
 
 
 def resumes_exactly_after_compiling() -> None:

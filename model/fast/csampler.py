@@ -27,32 +27,23 @@ SHIFT = 2  # previous positions that a token shift mixes
 SHIFTS = 3  # token shifts in a block
 MAX_WINDOW = 2048  # with longer windows PyTorch is as fast
 
-# tests/model/fast/test_csampler.py proves that csampler.c gives the logits of this network, with
-# and without a cache.
-NETWORK_IS_PROVEN = is_proven(
-    "model.networks.quill",
-    "model.attention",
-    "model/fast/csampler.c",
-    note="the C sampler is not used; sampling takes about 10 times as long",
+# tests/model/fast/test_csampler.py proves that csampler.c gives the logits of the network quill.
+IS_PROVEN = is_proven(
+    "model/fast/csampler.c", note="it is not used; sampling takes about 10 times as long"
 )
-
-
-def is_proven_network(model: nn.Module) -> bool:
-    """Whether `model` is the network that csampler.c was tested against."""
-    is_quill = type(model) is quill.GPT and model.config.network == "quill"
-    return is_quill and NETWORK_IS_PROVEN
 
 
 def make_csampler(model: nn.Module) -> "CSampler | None":
     """The C sampler for `model`, or None if it cannot be used.
 
-    It is for the proven network, in float32 on a CPU. If the library cannot be compiled, a note on
-    standard error says so, once.
+    It is for quill, as long as its code is what was tested, in float32 on a CPU. If the library
+    cannot be compiled, a note on standard error says so, once.
     """
     weight = next(model.parameters())
     is_float32 = weight.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
     suits = is_float32 and weight.device.type == "cpu" and model.config.block_size <= MAX_WINDOW
-    if is_proven_network(model) and suits and load_library() is not None:
+    is_quill = type(model) is quill.GPT and model.has_proven_cache
+    if is_quill and IS_PROVEN and suits and load_library() is not None:
         return CSampler(model)
     return None
 

@@ -49,7 +49,8 @@ def record_attention(model: nn.Module) -> Iterator[list[AttentionCall]]:
             calls.append(AttentionCall(len(blocks), q, k, v, scale, weights[0]))
         return out_BHTD
 
-    hooks = [block.register_forward_pre_hook(lambda *_: blocks.append(1)) for block in model.blocks]
+    different = set(model.blocks)  # one may be used several times
+    hooks = [block.register_forward_pre_hook(lambda *_: blocks.append(1)) for block in different]
     attention.attend, attention.attention_weights = attend, attention_weights
     attention.USES_FUSED_KERNEL = False
     try:
@@ -89,7 +90,7 @@ def residual_stream(model: nn.Module, ids_BT: Tensor) -> tuple[list[Tensor], lis
     with contextlib.ExitStack() as hooks:
         first = model.blocks[0].register_forward_pre_hook(lambda _, args: stream.append(args[0]))
         hooks.enter_context(first)
-        for block in model.blocks:
+        for block in set(model.blocks):
             after = block.register_forward_hook(lambda _, args, x_BTC: stream.append(x_BTC))
             hooks.enter_context(after)
         model(ids_BT)

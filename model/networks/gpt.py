@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from model.attention import Cache, fast_attend
 from model.network import GPTConfig
-from model.run.errors import UserError
 
 
 class Attention(nn.Module):
@@ -80,8 +79,6 @@ class GPT(nn.Module):
 
     def __init__(self, config: GPTConfig, vocab_size: int) -> None:
         super().__init__()
-        if config.activation_checkpointing:
-            raise UserError("the network gpt has no activation_checkpointing. Leave it out.")
         self.config = config
         self.max_length = config.block_size  # there are as many positions
         self.embedding = nn.Embedding(vocab_size, config.n_embd)

@@ -10,7 +10,6 @@ it (D / 2), S keys, V vocabulary.
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from model.attention import Cache, fast_attend
 from model.network import GPTConfig
@@ -211,10 +210,7 @@ class GPT(nn.Module):
         head_width = self.config.n_embd // self.config.n_head
         cos_TE, sin_TE = rotation_angles(start, T, head_width, like=x_BTC)
         for block in self.blocks:
-            if self.config.activation_checkpointing and self.training and cache is None:
-                x_BTC = checkpoint(block, x_BTC, cos_TE, sin_TE, use_reentrant=False)
-            else:
-                x_BTC = block(x_BTC, cos_TE, sin_TE, cache)
+            x_BTC = block(x_BTC, cos_TE, sin_TE, cache)
         if cache is not None:
             cache.length += T
         return self.head(norm(x_BTC))

@@ -18,7 +18,7 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
 
     An OSError (the disk is full or not writable) leaves `path` as it was.
     """
-    temporary = path.with_name(temporary_name(path.name, uuid.uuid4().hex))
+    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         with open(temporary, "w+b") as file:
             yield file
@@ -31,11 +31,6 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
-
-
-def temporary_name(name: str, key: str) -> str:
-    """The name under which a file is written; `key` has 32 hexadecimal digits."""
-    return f"{name}.{key}.tmp"
 
 
 @contextlib.contextmanager

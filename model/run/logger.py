@@ -18,7 +18,7 @@ from torch.utils.tensorboard.summary import hparams
 from tqdm import tqdm
 
 from model.run.errors import print_line
-from model.run.files import atomic_write, temporary_name
+from model.run.files import atomic_write
 
 
 class SilentLogger:
@@ -36,21 +36,17 @@ class RunLogger:
     """
 
     def __init__(
-        self,
-        run_dir: Path,
-        config: dict[str, Any],
-        config_toml: str,
-        step: int,
-        max_iters: int,
+        self, run_dir: Path, config: dict[str, Any], config_toml: str, step: int, max_iters: int
     ) -> None:
         """The run begins, or goes on, at `step`."""
         self.run_dir = run_dir
         for name in ("last.pt", "best.pt", "config.toml", "summary.json"):
-            pattern = temporary_name(name, "[0-9a-f]" * 32)
-            for leftover in run_dir.glob(pattern):  # of a killed process
+            # What a killed process left, see atomic_write.
+            for leftover in run_dir.glob(f"{name}.{'[0-9a-f]' * 32}.tmp"):
                 leftover.unlink(missing_ok=True)
-        with atomic_write(run_dir / "config.toml") as file:
-            file.write(config_toml.encode())
+        if not (run_dir / "config.toml").exists():
+            with atomic_write(run_dir / "config.toml") as file:
+                file.write(config_toml.encode())
         threading.excepthook = _ignore_disk_errors
         # purge_step drops what a killed run logged after its last checkpoint.
         self.writers = {

@@ -1,4 +1,4 @@
-"""Peak memory of training by the size of the network, with and without activation checkpointing.
+"""Peak memory of training by the size of the network, with the batch as a whole and in 8 parts.
 
 Of the whole process on a CPU under Linux: two steps, an evaluation, a sample and saving. A network
 has 64 channels for each of its --layers, in heads of 64; the batch is --windows of 256 characters.
@@ -37,11 +37,11 @@ def main() -> None:
     parser.add_argument("--layers", type=int, nargs="+", default=[4, 8, 12, 16])
     args = parser.parse_args()
     print(machine())
-    print(f"{'layers':>6} {'channels':>8} {'parameters':>11} {'GB':>6} {'checkpointing':>13}")
+    print(f"{'layers':>6} {'channels':>8} {'parameters':>11} {'GB':>6} {'in 8 parts':>10}")
     for n_layer in args.layers:
         params, plain = peak_memory(n_layer, args.windows)
-        _, checkpointing = peak_memory(n_layer, args.windows, "--activation_checkpointing")
-        line = f"{n_layer:>6} {64 * n_layer:>8} {params:>11,} {plain:>6.2f} {checkpointing:>13.2f}"
+        _, in_parts = peak_memory(n_layer, args.windows, "--gradient_accumulation_steps=8")
+        line = f"{n_layer:>6} {64 * n_layer:>8} {params:>11,} {plain:>6.2f} {in_parts:>10.2f}"
         print(line, flush=True)
 
 

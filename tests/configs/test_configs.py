@@ -101,9 +101,9 @@ def test_compile_may_be_written_as_in_nanogpt(modes, compiles, tiny, monkeypatch
 
 train_values = {
     "data": st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1),
+    "bias": st.booleans(),
     "max_iters": st.integers(1, 2**63 - 1),
     "learning_rate": st.floats(0, 1e30),
-    "activation_checkpointing": st.booleans(),
     "compile": st.sampled_from(["auto", "on", "off"]),
 }
 

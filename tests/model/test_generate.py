@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from model import generate
-from model.fast import csampler
 from model.generate import GenerationConfig, make_step_fn, next_char_probs, sample_ids
-from model.run.errors import RunError
 from tests.model.test_networks import NETWORKS, random_gpt, random_ids
 
 
@@ -48,15 +46,19 @@ def test_characters_are_drawn_as_often_as_they_are_probable():
 @torch.no_grad()
 @pytest.mark.parametrize("block_size", [1, 5, 8])
 @pytest.mark.parametrize("length", [1, 9, 40])
+@pytest.mark.parametrize("has_proven_cache", [True, False])
 @pytest.mark.parametrize("network", NETWORKS)
-def test_steps_continue_the_whole_text_or_as_much_as_the_network_can_read(
-    network, length, block_size
+def test_steps_continue_the_whole_text_or_the_latest_block_size_characters(
+    network, has_proven_cache, length, block_size
 ):
     model = random_gpt(network=network, block_size=block_size)
+    assert model.has_proven_cache
+    model.has_proven_cache = has_proven_cache
+    reads_on = has_proven_cache and network == "quill"
     step, ids_BT = make_step_fn(model, 2), random_ids(2, length + 20)
     new_BT = ids_BT[:, :length]
     for end in range(length, length + 20):
-        first = max(0, end - (model.max_length or end))
+        first = 0 if reads_on else max(0, end - block_size)
         expected_BV = model(ids_BT[:, first:end])[:, -1]
         np.testing.assert_allclose(step(new_BT.numpy()), expected_BV)
         new_BT = ids_BT[:, end : end + 1]
@@ -74,40 +76,3 @@ def test_the_sampling_rule_sees_the_prompt_and_all_that_is_written(monkeypatch):
     whole_BT = np.concatenate(([[1, 2], [1, 2]], written_BT), axis=1)
     assert written_BT.shape == (2, 1100)
     assert all(np.array_equal(text_BT, whole_BT[:, : 2 + t]) for t, text_BT in enumerate(seen))
-
-
-@pytest.mark.parametrize(
-    "is_wrong",
-    [
-        lambda ids_BT, positions_T: torch.tensor(len(positions_T) > 1),
-        lambda ids_BT, positions_T: positions_T >= 8,  # past the window
-        *(
-            lambda ids_BT, positions_T, n=n: (positions_T == 0) & (len(positions_T) == n)
-            for n in (1, 3, 12)
-        ),
-        *(lambda ids_BT, positions_T, i=i: ids_BT == i for i in (0, 17, 39)),
-    ],
-)
-def test_a_network_is_refused_wherever_its_cache_is_wrong_unless_it_is_proven(
-    monkeypatch, is_wrong
-):
-    model = random_gpt(V=40, block_size=8)
-    forward = model.forward
-
-    def wrong_forward(ids_BT, cache=None):
-        logits_BTV = forward(ids_BT, cache)
-        if cache is None:
-            return logits_BTV
-        positions_T = torch.arange(cache.length - ids_BT.size(1), cache.length)
-        is_first_V = torch.eye(40)[0]
-        return logits_BTV + 0.1 * is_wrong(ids_BT, positions_T)[..., None] * is_first_V
-
-    monkeypatch.setattr(csampler, "NETWORK_IS_PROVEN", False)
-    generate.check_cache(model)
-    model.forward = wrong_forward
-    with pytest.raises(RunError, match="other logits with a cache than without"):
-        next(generate.stream(model, "", [1], GenerationConfig()))
-    with pytest.raises(RunError, match="other logits with a cache than without"):
-        generate.total_nll(model, np.arange(5))
-    monkeypatch.setattr(csampler, "NETWORK_IS_PROVEN", True)
-    generate.check_cache(model)

@@ -44,7 +44,7 @@ def nanogpt_files(model, **changes) -> tuple[str, str]:
             weights[f"_orig_mod.{name}"] = weight
     sizes = {name: getattr(model.config, name) for name in GPTConfig.__annotations__}
     sizes |= {"vocab_size": len(VOCAB)}
-    del sizes["network"], sizes["activation_checkpointing"]
+    del sizes["network"]
     values = {"model": weights, "model_args": sizes, "iter_num": 9, "config": {"dtype": "float32"}}
     values |= {"optimizer": {"state": {}}, "best_val_loss": torch.tensor(2.0)}
     torch.save(values | changes, "ckpt.pt")

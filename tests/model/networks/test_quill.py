@@ -1,10 +1,10 @@
-"""Tests of Quill's network: its feed-forward layer, dropout, activation checkpointing."""
+"""Tests of Quill's network: its feed-forward layer, dropout."""
 
 import pytest
 import torch
 
 from model.networks.quill import Dropout
-from tests.model.test_networks import random_gpt, random_ids
+from tests.model.test_networks import random_gpt
 
 NO_POSITIONS = torch.ones(5, 4).double(), torch.zeros(5, 4).double()  # angles of zero
 
@@ -37,21 +37,3 @@ def test_dropout_is_for_training_and_gradients_have_its_mask(shape, dtype):
     out = Dropout(0.5)(x)
     out.sum().backward()
     torch.testing.assert_close(out, x * x.grad)
-
-
-def test_activation_checkpointing_gives_the_same_gradients_and_stores_less():
-    def run(is_on: bool) -> tuple[list[torch.Tensor], int]:
-        """The gradients, and how many numbers are kept for the backward pass."""
-        model = random_gpt(dropout=0.2, activation_checkpointing=is_on).train()
-        sizes = []
-        torch.manual_seed(1)
-        with torch.autograd.graph.saved_tensors_hooks(
-            lambda x: sizes.append(x.numel()) or x, lambda x: x
-        ):
-            loss = model(random_ids(2, 12)).square().sum()
-        loss.backward()
-        return [parameter.grad for parameter in model.parameters()], sum(sizes)
-
-    (grads, stored), (same_grads, fewer_stored) = run(False), run(True)
-    torch.testing.assert_close(same_grads, grads)
-    assert fewer_stored < stored / 2

@@ -60,6 +60,16 @@ def test_an_edit_changes_the_digest_if_it_may_change_a_result(
     assert len(source.notes) == changes
 
 
+@pytest.mark.parametrize("name", source.PROVEN)
+def test_fast_paths_are_for_the_code_as_it_is(name):
+    digest = source.source_digest(name)
+    assert digest == source.PROVEN[name], (
+        "It was edited. For quill or attention.py, make the same edit in csampler.c and "
+        "pack_weights. If all other tests pass, the digest to put into model/run/source.py is "
+        f"{digest}"
+    )
+
+
 def test_the_digest_is_the_same_in_every_version_of_python(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     (tmp_path / "network_of_test.py").write_text(CODE)
