@@ -83,15 +83,17 @@ def residual_stream(model: nn.Module, ids_BT: Tensor) -> tuple[list[Tensor], lis
     """
     stream = []
 
+    def keep(_: nn.Module, args: tuple, x_BTC: Tensor) -> None:
+        if not stream:
+            stream.append(args[0])
+        stream.append(x_BTC)
+
     def replace_output(x_BTC: Tensor) -> Tensor:
         with model.blocks[-1].register_forward_hook(lambda *_: x_BTC):
             return model(ids_BT)
 
     with contextlib.ExitStack() as hooks:
-        first = model.blocks[0].register_forward_pre_hook(lambda _, args: stream.append(args[0]))
-        hooks.enter_context(first)
         for block in set(model.blocks):
-            after = block.register_forward_hook(lambda _, args, x_BTC: stream.append(x_BTC))
-            hooks.enter_context(after)
+            hooks.enter_context(block.register_forward_hook(keep))
         model(ids_BT)
     return stream, [replace_output(x_BTC) for x_BTC in stream]

@@ -58,11 +58,13 @@ def test_blocks_and_heads_are_numbered_from_1():
         assert torch.allclose(weights_TT, flat_TT) == (name == "block 2, head 2")
 
 
+@pytest.mark.parametrize("order", [[0, 1, 2], [0, 0, 0]], ids=["three blocks", "one three times"])
 @pytest.mark.parametrize("network", NETWORKS)
-def test_the_head_reads_the_residual_stream_as_if_later_blocks_were_left_out(network):
+def test_the_head_reads_the_residual_stream_as_if_later_blocks_were_left_out(network, order):
     model, ids_BT = random_gpt(network=network), random_ids(2, 12)
+    blocks = [model.blocks[i] for i in order]
+    model.blocks = torch.nn.ModuleList(blocks)
     stream, lens = residual_stream(model, ids_BT)
-    blocks = list(model.blocks)
     for count in range(4):
         model.blocks = torch.nn.ModuleList(blocks[:count])
         torch.testing.assert_close(lens[count], model(ids_BT))
