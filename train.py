@@ -34,7 +34,7 @@ from model.inspect.maps import draw_weights
 from model.inspect.record import attention_by_head
 from model.nanogpt import load_nanogpt
 from model.network import make_network
-from model.optim import copy_parameters, learning_rate, make_optimizers, update_ratio
+from model.optim import learning_rate, make_optimizers
 from model.run import source
 from model.run.device import Machine, seed_all, training_machine
 from model.run.errors import (
@@ -46,7 +46,7 @@ from model.run.errors import (
     require_finite,
 )
 from model.run.files import lock_run_dir, new_run_dir
-from model.run.logger import RunLogger, SilentLogger
+from model.run.logger import RunLogger, SilentLogger, read_losses
 from model.run.processes import Processes
 
 
@@ -229,10 +229,6 @@ def train(
                 scaler.scale(loss).backward()
                 step_loss += loss.detach()
 
-            is_logged = step % run_config.log_interval == 0
-            if is_logged:
-                before = [copy_parameters(optimizer) for optimizer in optimizers]
-
             # Clip the gradients, update the weights
             for optimizer in optimizers:
                 scaler.unscale_(optimizer)
@@ -248,7 +244,7 @@ def train(
             model.zero_grad()
 
             # Log. Reading a value waits for the device, so this belongs to the time of the step.
-            if is_logged:
+            if step % run_config.log_interval == 0:
                 mean_loss = processes.sum(step_loss.item()) / processes.world_size
                 require_finite("training loss", mean_loss, step)
                 # float16 gradients may overflow: GradScaler skips the step and halves its scale.
@@ -260,9 +256,6 @@ def train(
                     "optimizer/grad_norm": grad_norm.item(),
                     "speed/chars_per_second": chars_per_second(),
                 }
-                for optimizer, old in zip(optimizers, before, strict=True):
-                    tag = f"optimizer/update_ratio {type(optimizer).__name__}"
-                    values[tag] = update_ratio(optimizer, old)
                 for tag, value in values.items():
                     logger.log_scalar(tag, value, step, "train")
                 logger.describe_progress(f"loss {mean_loss:.3f}")
@@ -343,7 +336,8 @@ def log_last_pictures(logger: RunLogger, model: nn.Module, vocab: str) -> None:
         if isinstance(layer, nn.Embedding) and layer.num_embeddings == len(vocab):
             logger.log_embedding(name, layer.weight.detach(), labels)
     if sys.stdout.isatty():
-        curves = logger.losses()
+        logger.flush()
+        curves = [read_losses(logger.run_dir / split) for split in ("train", "val")]
         if all(curves):
             lines = [loss_chart(*curves), overfitting_hint(*curves)]
             logger.print("\n".join(filter(None, lines)), sys.stdout)

@@ -12,7 +12,6 @@ A network is a file in model/networks/. Its class GPT is a module, made with a G
 Shapes: B batch, T time (characters), V vocabulary.
 """
 
-import functools
 import importlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,17 +54,9 @@ class GPTConfig:
 
 def make_network(config: GPTConfig, vocab_size: int) -> nn.Module:
     """The network that `config` names, with new weights."""
-    module = importlib.import_module(f"model.networks.{config.network}")
-    model = module.GPT(config, vocab_size)
-    model.has_proven_cache = has_proven_cache(config.network)
+    name = f"model.networks.{config.network}"
+    model = importlib.import_module(name).GPT(config, vocab_size)
+    # tests/model/test_networks.py proves that the cache changes no logit.
+    note = "sampling takes longer, since it reads the latest block_size characters at each step"
+    model.has_proven_cache = is_proven(name, "model.attention", note=note)
     return model
-
-
-@functools.cache
-def has_proven_cache(network: str) -> bool:
-    """Whether tests/model/test_networks.py proved that its cache changes no logit."""
-    return is_proven(
-        f"model.networks.{network}",
-        "model.attention",
-        note="sampling takes longer, since it reads the latest block_size characters at each step",
-    )

@@ -8,7 +8,6 @@ from typing import Annotated, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils import get_total_norm
 from torch.optim import AdamW, Optimizer
 
 from model.run.errors import UserError
@@ -91,17 +90,6 @@ def make_optimizers(
     muon = Muon(matrices, config.learning_rate, config.weight_decay, muon_dtype)
     adamw = AdamW(others, config.learning_rate, betas, weight_decay=0.0, fused=True)
     return [muon, adamw]
-
-
-def copy_parameters(optimizer: Optimizer) -> list[Tensor]:
-    """Copies of all parameters that an optimizer updates."""
-    return [p.detach().clone() for group in optimizer.param_groups for p in group["params"]]
-
-
-def update_ratio(optimizer: Optimizer, before: list[Tensor]) -> float:
-    """Norm of an optimizer's last update, relative to that of its parameters `before` it."""
-    updates = [new - old for new, old in zip(copy_parameters(optimizer), before, strict=True)]
-    return (get_total_norm(updates) / get_total_norm(before)).item()
 
 
 class Muon(Optimizer):

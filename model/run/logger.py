@@ -93,11 +93,6 @@ class RunLogger:
         with tqdm.external_write_mode(stream or sys.stderr):
             print_line(text, stream or sys.stderr)
 
-    def losses(self) -> list[list[tuple[int, float]]]:
-        """The points of the training loss, and of the validation loss, as `read_losses`."""
-        self.flush()
-        return [read_losses(self.run_dir / split) for split in self.writers]
-
     def flush(self) -> None:
         """Write all that was logged to files."""
         for writer in self.writers.values():

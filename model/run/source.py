@@ -1,6 +1,7 @@
 """Ties a fast path to the code that it was proven against, by a digest of that code."""
 
 import ast
+import functools
 import hashlib
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +17,7 @@ PROVEN = {
 notes: list[str] = []  # for the user: what is slower because the code was edited
 
 
+@functools.cache
 def is_proven(*sources: str, note: str) -> bool:
     """Whether the code of all sources is what PROVEN says; if not, adds to `notes`."""
     others = [name for name in sources if source_digest(name) != PROVEN.get(name)]
