@@ -46,9 +46,10 @@ def assert_intact(run: Path) -> None:
     assert not list(run.glob("*.tmp"))
 
 
-def test_a_killed_and_resumed_run_equals_an_uninterrupted_run(tiny, monkeypatch):
+@pytest.mark.parametrize("network", ["gpt", "quill"])
+def test_a_killed_and_resumed_run_equals_an_uninterrupted_run(tiny, monkeypatch, network):
     """Killed inside a step and at every write: a copy is what SIGKILL would leave."""
-    flags = "--max_iters=8 --eval_interval=4 --log_interval=1 --dropout=0.2"
+    flags = f"--network={network} --max_iters=8 --eval_interval=4 --log_interval=1 --dropout=0.2"
     flags += " --gradient_accumulation_steps=2 --out_dir="
     fsync, write, copies = os.fsync, RecordWriter.write, []
 

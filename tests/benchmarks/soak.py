@@ -21,6 +21,7 @@ import numpy as np
 import train
 from data import prepared
 from model import checkpoint
+from model.network import FOLDER
 from model.run.errors import UserError
 from tests.benchmarks.peer import ROOT, arguments, machine
 from tests.conftest import LINES, TINY
@@ -81,14 +82,20 @@ def is_saving(run: Path, start_time: float) -> bool:
 
 
 def kills(count: int) -> str:
-    """Runs of up to 20 kills each, every one compared with an uninterrupted run."""
-    rng = random.Random(0)
-    assert train.main([*TINY_RUN, *LONG, "--out_dir", "whole"]) == 0
+    """Runs of up to 20 kills each, every one compared with an uninterrupted run.
+
+    The networks in model/networks/ take turns.
+    """
+    rng, networks = random.Random(0), sorted(path.stem for path in FOLDER.glob("[!_]*.py"))
     done = hits = runs = 0
     while done < count:
-        run = Path(f"killed{runs}")
-        new = kill_and_resume(run, [*TINY_RUN, *LONG], min(20, count - done), rng)
-        assert_same_run(Path("whole"), run)
+        network = networks[runs % len(networks)]
+        flags = [*TINY_RUN, *LONG, f"--network={network}"]
+        whole, run = Path(network), Path(f"killed{runs}")
+        if not whole.exists():
+            assert train.main([*flags, "--out_dir", network]) == 0
+        new = kill_and_resume(run, flags, min(20, count - done), rng)
+        assert_same_run(whole, run)
         assert_intact(run)
         done, hits, runs = done + new[0], hits + new[1], runs + 1
     return f"{hits} inside a save; all {runs} runs equal the uninterrupted run to the last bit"
