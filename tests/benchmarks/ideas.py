@@ -84,20 +84,20 @@ WITH_REPLACEMENT = [
 NO_ATTENTION = [(QUILL, r"self\.attention\(h_BTC, cos_TE, sin_TE, cache\)", "0 * h_BTC")]
 NO_RESIDUAL = [(QUILL, r"= x_BTC \+ (self\.dropout\(self\.attention)", r"= \1")]
 ADAMW = ("--optimizer=adamw", "--weight_decay=0.1", "--warmup_iters=100", "--learning_rate=3e-3")
-COSINE = ("--min_lr=3e-4", "--lr_decay_iters={max_iters}")
+COSINE = ("--min_lr=7e-4", "--lr_decay_iters={max_iters}")  # to a tenth
 
 # In the order in which they are added to the textbook: each idea, and what stands there without it.
 PATH: list[tuple[str, tuple[str, ...], Edit]] = [
     ("textbook", (), []),
-    ("linear decay to zero", COSINE, []),
-    ("Muon", ADAMW, []),
+    ("Muon", (*ADAMW, "--min_lr=3e-4"), []),
     ("token shift", (), NO_SHIFT),
     ("rotation, query-key normalization", (), [*LEARNED_POSITIONS, *NO_QK_NORM]),
+    ("examples without replacement", (), WITH_REPLACEMENT),
+    ("linear decay to zero", COSINE, []),
+    ("two feed-forward layers per attention", ("--n_layer=4", "--n_head=4"), ONE_MLP),
     ("zero start, embedding and head apart", (), [*SMALL_START, *TIED]),
     ("ReLU²", (), GELU),
     ("norms without gains", (), GAINS),
-    ("two feed-forward layers per attention", ("--n_layer=4", "--n_head=4"), ONE_MLP),
-    ("examples without replacement", (), WITH_REPLACEMENT),
 ]
 # Taken from Quill, one at a time.
 AWAY: list[tuple[str, tuple[str, ...], Edit]] = [
@@ -115,7 +115,7 @@ AWAY: list[tuple[str, tuple[str, ...], Edit]] = [
     ("norms with gains", (), GAINS),
     ("AdamW", ADAMW, []),
     ("AdamW, learning rate 7e-3", (*ADAMW, "--learning_rate=7e-3"), []),
-    ("cosine decay to a tenth", ("--min_lr=7e-4", COSINE[1]), []),
+    ("cosine decay to a tenth", COSINE, []),
     ("examples with replacement", (), WITH_REPLACEMENT),
 ]
 
@@ -124,7 +124,8 @@ def variants() -> dict[str, tuple[tuple[str, ...], Edit]]:
     """Flags and edits by name; "+ idea" has all that comes before it in PATH."""
     found = {}
     for i, (name, _, _) in enumerate(PATH):
-        flags = tuple(flag for _, flags, _ in PATH[i + 1 :] for flag in flags)
+        # Backwards, so that AdamW's learning rates count.
+        flags = tuple(flag for _, flags, _ in PATH[:i:-1] for flag in flags)
         edit = [change for _, _, edit in PATH[i + 1 :] for change in edit]
         found[f"+ {name}" if i else name] = (flags, edit)
     return found | {f"Quill, {name}": (flags, edit) for name, flags, edit in AWAY}
