@@ -29,6 +29,7 @@ STYLE = dict.fromkeys(TEXT_AND_AXES, GRAY) | {
     "svg.fonttype": "none",  # text as text
     "svg.hashsalt": "quill",  # the same ids each time
 }
+NO_DATE = {"Date": None, "Creator": None}
 
 
 def draw_svg(
@@ -50,7 +51,7 @@ def draw_svg(
         axes.set(xlabel=x_label, ylabel=y_label, xlim=(0, None))
         axes.grid(color=GRAY, alpha=0.25)
         figure.legend(title=title, loc="outside upper left", frameon=False, alignment="left")
-        figure.savefig(path, transparent=True, metadata={"Date": None, "Creator": None})
+        figure.savefig(path, transparent=True, metadata=NO_DATE)
 
 
 def draw_losses(run_dir: Path, path: Path) -> None:

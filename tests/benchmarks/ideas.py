@@ -7,6 +7,7 @@ the last tenth of Tiny Shakespeare's training part; no validation text is read.
     python -m tests.benchmarks.ideas speed FILE    # seconds per step, all variants in turn
     python -m tests.benchmarks.ideas seconds FILE  # losses after equal time, by these speeds
     python -m tests.benchmarks.ideas table FILE    # prints what is in FILE
+    python -m tests.benchmarks.ideas chart FILE > IDEAS.svg
 
 FILE gets one line of JSON for each run; a second start goes on where the first one ended. Losses
 are measured in two processes at a time, with one thread each.
@@ -23,7 +24,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import mean, median, stdev
 
+import matplotlib as mpl
+from matplotlib.figure import Figure
+
 from data.shakespeare import tiny_shakespeare
+from tests.benchmarks.chart import GRAY, NO_DATE, STYLE
 from tests.benchmarks.peer import ROOT, machine
 
 SEEDS = (1, 2, 3)
@@ -127,6 +132,7 @@ def variants() -> dict[str, tuple[tuple[str, ...], Edit]]:
         # Backwards, so that AdamW's learning rates count.
         flags = tuple(flag for _, flags, _ in PATH[:i:-1] for flag in flags)
         edit = [change for _, _, edit in PATH[i + 1 :] for change in edit]
+        edit.sort(key=ONE_MLP.__contains__)  # last, as it removes lines that others change
         found[f"+ {name}" if i else name] = (flags, edit)
     return found | {f"Quill, {name}": (flags, edit) for name, flags, edit in AWAY}
 
@@ -183,6 +189,9 @@ def main() -> None:
     if mode == "table":
         print_table(known, speeds)
         return
+    if mode == "chart":
+        draw_chart(known)
+        return
     print(machine())
     with ThreadPoolExecutor(1 if mode == "speed" else 2) as pool:
         list(pool.map(lambda job: measure(*job), [(name, s) for s in SEEDS for name in variants()]))
@@ -193,15 +202,54 @@ QUILL_NAME = f"+ {PATH[-1][0]}"
 
 
 def print_table(known: list[dict], speeds: dict[str, float]) -> None:
-    """Mean losses after equal steps and after equal time, and seconds per step."""
-    print("| variant | loss, equal steps | loss, equal time | ms per step |\n|---|---|---|---|")
+    """Mean losses after equal steps and after equal time, and milliseconds per step.
+
+    The change is that from the line above, or from Quill.
+    """
+    print("| variant | loss, equal steps | change | equal time | change | ms per step |")
+    print("|---|---|---|---|---|---|")
+    reference = {"steps": None, "seconds": None}
     for name in variants():
         cells = []
-        for mode in ("steps", "seconds"):
-            losses = [r["loss"] for r in known if r["mode"] == mode and r["name"] == name]
+        for mode, before in reference.items():
+            losses = losses_of(known, mode, name)
             spread = f" ± {stdev(losses):.3f}" if len(losses) > 1 else ""
             cells.append(f"{mean(losses):.3f}{spread}" if losses else "")
-        print(f"| {name} | {cells[0]} | {cells[1]} | {1000 * speeds[name]:.1f} |")
+            cells.append(f"{mean(losses) - before:+.3f}" if losses and before else "")
+            if losses and not name.startswith("Quill"):
+                reference[mode] = mean(losses)
+        print(f"| {name} | {' | '.join(cells)} | {1000 * speeds[name]:.1f} |")
+
+
+def losses_of(known: list[dict], mode: str, name: str) -> list[float]:
+    """Of all seeds."""
+    return [r["loss"] for r in known if (r["mode"], r["name"]) == (mode, name)]
+
+
+def draw_chart(known: list[dict]) -> None:
+    """Losses by variant, as SVG on standard output: the way to Quill, and what it is without."""
+    path = [name for name in variants() if not name.startswith("Quill")]
+    away = [name for name in variants() if name.startswith("Quill") and "residual" not in name]
+    labels = [*path[:-1], f"{QUILL_NAME} (Quill)"], ["Quill", *away]
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(7.2, 7.5), layout="constrained")
+        panels = figure.subplots(2, height_ratios=[len(path), len(away) + 1])
+        for axes, y_labels, names in zip(panels, labels, (path, [QUILL_NAME, *away]), strict=True):
+            for mode, mark in (("steps", "o"), ("seconds", "D")):
+                losses = [losses_of(known, mode, name) for name in names]
+                means = [mean(values) for values in losses]
+                spread = [stdev(values) for values in losses]
+                options = {"markersize": 4, "linestyle": "", "elinewidth": 1}
+                label = f"equal {mode.replace('seconds', 'time')}"
+                axes.errorbar(means, y_labels, xerr=spread, marker=mark, label=label, **options)
+            axes.invert_yaxis()
+            axes.grid(color=GRAY, alpha=0.25)
+        panels[1].axvline(mean(losses_of(known, "steps", QUILL_NAME)), color=GRAY, linewidth=0.8)
+        panels[1].set(xlabel="loss on the held-out tenth (nats per character)")
+        title = "Mean and standard deviation of three seeds"
+        options = {"loc": "outside upper left", "frameon": False, "alignment": "left"}
+        figure.legend(*panels[0].get_legend_handles_labels(), title=title, ncols=2, **options)
+        figure.savefig(sys.stdout, format="svg", transparent=True, metadata=NO_DATE)
 
 
 if __name__ == "__main__":
