@@ -335,6 +335,7 @@ def log_last_pictures(logger: RunLogger, model: nn.Module, vocab: str) -> None:
     for name, layer in model.named_modules():
         if isinstance(layer, nn.Embedding) and layer.num_embeddings == len(vocab):
             logger.log_embedding(name, layer.weight.detach(), labels)
+            break  # a table of positions may have as many rows
     if sys.stdout.isatty():
         logger.flush()
         curves = [read_losses(logger.run_dir / split) for split in ("train", "val")]

@@ -165,10 +165,10 @@ def restore(
     and logits of new characters stay as they are. Raises UserError, with PyTorch's message, if the
     weights do not fit the code.
     """
-    weights = dict(checkpoint.model)
+    weights, sizes = dict(checkpoint.model), (len(checkpoint.vocab), model.vocab_size)
     for name, fresh in model.state_dict().items():
         old = weights.get(name)
-        if old is not None and old.ndim and len(old) == len(checkpoint.vocab) < len(fresh):
+        if torch.is_tensor(old) and old.ndim and (len(old), len(fresh)) == sizes:
             weights[name] = torch.cat((old, fresh[len(old) :].cpu()))
     try:
         model.load_state_dict(weights)

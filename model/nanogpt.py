@@ -1,12 +1,15 @@
 """Reads a checkpoint of nanoGPT (github.com/karpathy/nanoGPT) as one of the network gpt."""
 
+import os
 import pickle
+import zipfile
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from model.checkpoint import Checkpoint
+from model.network import GPTConfig
 from model.run.errors import UserError
 
 # Parts of nanoGPT's parameter names, and of ours.
@@ -31,18 +34,23 @@ def load_nanogpt(path: Path, meta_path: str) -> Checkpoint:
 
     No code in the two files is run. Raises UserError if one of them is something else.
     """
+    for name in (path, meta_path):
+        if not os.path.isfile(name):
+            raise UserError(f"{name} is not a file.")
     vocab = load_vocab(meta_path)
     try:
+        with zipfile.ZipFile(path) as archive:
+            if (damaged := archive.testzip()) is not None:  # PyTorch ignores its checksums
+                raise ValueError(f"{damaged} is damaged")
         saved = torch.load(path, map_location="cpu", weights_only=True)
         sizes = saved["model_args"]
         config = {"network": "gpt"} | {name: sizes[name] for name in SIZES}
-        vocab_size, step = sizes["vocab_size"], saved["iter_num"]
+        GPTConfig(**config)
+        vocab_size, step = sizes["vocab_size"], int(saved["iter_num"])
         weights = convert(saved["model"])
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}.") from None
-    except (pickle.UnpicklingError, RuntimeError, EOFError, LookupError, TypeError):
-        raise UserError(f"{path} is not a checkpoint of nanoGPT. Leave out --meta.") from None
-    if vocab_size != len(vocab):
+    except Exception as error:  # a damaged file raises exceptions of many types
+        raise UserError(f"{path} is not a checkpoint of nanoGPT: {error}.") from None
+    if not vocab_size == len(vocab) == len(set(vocab)):
         raise UserError(f"{path} has {vocab_size} tokens, but {meta_path} {len(vocab)} characters.")
     return Checkpoint(config, vocab, model=weights, step=step)
 
@@ -51,6 +59,8 @@ def convert(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """The parameters under our names; what it calls c_attn is our query, key and value."""
     converted = {}
     for their_name, weight in weights.items():
+        if their_name.endswith(".attn.bias"):  # the mask, with an old PyTorch
+            continue
         name = their_name
         for old, new in NAMES.items():
             name = name.replace(old, new)
@@ -73,7 +83,5 @@ def load_vocab(path: str) -> str:
         with open(path, "rb") as file:
             itos = PlainUnpickler(file).load()["itos"]
         return "".join(itos[id_] for id_ in range(len(itos)))
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}.") from None
-    except Exception:  # a damaged pickle raises exceptions of many types
-        raise UserError(f"{path} is not a meta.pkl with characters.") from None
+    except Exception as error:
+        raise UserError(f"{path} is not a meta.pkl with characters: {error}.") from None

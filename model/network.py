@@ -9,6 +9,8 @@ A network is a file in model/networks/. Its class GPT is a module, made with a G
 - blocks, an nn.ModuleList: the matrices in it are for Muon, all other parameters for AdamW.
 - max_length, how many characters it can read at once; None: any number.
 
+Whatever it remembers from one step to the next must be in its state dict, or resuming is not exact.
+
 Shapes: B batch, T time (characters), V vocabulary.
 """
 
@@ -42,7 +44,7 @@ class GPTConfig:
     bias: Annotated[bool, "network gpt: biases in linear layers and LayerNorm"] = False
 
     def __post_init__(self) -> None:
-        names = sorted(path.stem for path in FOLDER.glob("[!_]*.py"))
+        names = sorted(path.stem for path in FOLDER.glob("[!_]*.py") if "." not in path.stem)
         if self.network not in names:
             raise UserError(f"network is {self.network!r}. Those in {FOLDER}: {', '.join(names)}.")
         if self.n_embd % (2 * self.n_head):
@@ -56,6 +58,7 @@ def make_network(config: GPTConfig, vocab_size: int) -> nn.Module:
     """The network that `config` names, with new weights."""
     name = f"model.networks.{config.network}"
     model = importlib.import_module(name).GPT(config, vocab_size)
+    model.vocab_size = vocab_size
     # tests/model/test_networks.py proves that the cache changes no logit.
     note = "sampling takes longer, since it reads the latest block_size characters at each step"
     model.has_proven_cache = is_proven(name, "model.attention", note=note)

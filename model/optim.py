@@ -87,8 +87,10 @@ def make_optimizers(
         is_matrix = parameter.ndim >= 2 and min(parameter.shape[-2:]) > 1
         is_block_matrix = is_matrix and id(parameter) in in_blocks
         (matrices if is_block_matrix else others).append((name, parameter))
-    muon = Muon(matrices, config.learning_rate, config.weight_decay, muon_dtype)
     adamw = AdamW(others, config.learning_rate, betas, weight_decay=0.0, fused=True)
+    if not matrices:
+        return [adamw]
+    muon = Muon(matrices, config.learning_rate, config.weight_decay, muon_dtype)
     return [muon, adamw]
 
 

@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "model": NETWORK | {"model.run"},
     "model/generate.py": NETWORK | {"model.run", "model.fast"},
     "model/networks": {"model.network", "model.attention", "model.run.errors"},
-    "model/fast": {"model.networks.quill", "model.fast", "model.run"},
+    "model/fast": {"model.fast", "model.run"},
     "model/inspect": {"model.attention", "model.inspect", "model.run"},
     "model/run": {"model.run"},
 }

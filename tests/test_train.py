@@ -253,6 +253,14 @@ def test_a_run_directory_holds_config_checkpoints_summary_and_what_tensorboard_s
     assert Path("run/val/projector_config.pbtxt").read_text().count("tensor_path") == 1
 
 
+def test_the_projector_shows_characters_also_if_there_are_as_many_positions(tiny, text_file):
+    V = len(set(text_file.read_text()))
+    assert tiny(f"--network=gpt --block_size={V} --max_iters=1 --out_dir=run") == 0
+    projected = np.loadtxt("run/val/00000/embedding/tensors.tsv")
+    embedding = checkpoint.load("run/last.pt").model["embedding.weight"]
+    np.testing.assert_allclose(projected, embedding, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("out", [False, True])
 @pytest.mark.parametrize("err", [False, True])
 def test_the_output_describes_the_run_and_on_a_terminal_shows_samples_and_a_chart(

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from model.networks import quill
 from model.run.errors import print_line
 from model.run.files import atomic_write
 from model.run.source import is_proven
@@ -42,7 +41,7 @@ def make_csampler(model: nn.Module) -> "CSampler | None":
     weight = next(model.parameters())
     is_float32 = weight.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
     suits = is_float32 and weight.device.type == "cpu" and model.config.block_size <= MAX_WINDOW
-    is_quill = type(model) is quill.GPT and model.has_proven_cache
+    is_quill = model.config.network == "quill" and model.has_proven_cache
     if is_quill and IS_PROVEN and suits and load_library() is not None:
         return CSampler(model)
     return None
@@ -51,7 +50,7 @@ def make_csampler(model: nn.Module) -> "CSampler | None":
 class CSampler:
     """The weights of a model as csampler.c reads them."""
 
-    def __init__(self, model: quill.GPT) -> None:
+    def __init__(self, model: nn.Module) -> None:
         self.config = model.config
         self.vocab_size = model.head.out_features
         self.weights = pack_weights(model)
@@ -97,7 +96,7 @@ def round_up(n: int) -> int:
     return -(-n // COLUMNS) * COLUMNS
 
 
-def pack_weights(model: quill.GPT) -> np.ndarray:
+def pack_weights(model: nn.Module) -> np.ndarray:
     """All weights in the order in which csampler.c reads them, that of the state dict.
 
     A matrix is stored COLUMNS outputs at a time, padded with zeros.

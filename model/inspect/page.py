@@ -22,31 +22,33 @@ DATA = "/*DATA*/"  # where they go in the template
 MAX_PAGE_CHARS = 1000
 SHOWN_FEATURES = 4  # of each query, key and value
 SHOWN_NEXT = 5  # most probable next characters
-LEVELS = 8191  # weights are rounded to so many parts; 256 characters take about 55 KB per head
+LEVELS = 32766  # weights are rounded to so many parts; 256 characters take about 60 KB per head
 
 
 @torch.no_grad()
 def attention_page(model: nn.Module, vocab: str, ids: list[int], about: str) -> str:
     """An HTML page, complete in itself, that shows what `model` computed for a text.
 
-    It shows the first MAX_PAGE_CHARS characters, or as many as the network can read at once.
+    It shows the first MAX_PAGE_CHARS characters, or the block_size that sampling reads at once.
     `model` is in eval mode. Raises RunError if no attention could be recorded.
     """
-    shown = ids[: min(MAX_PAGE_CHARS, model.max_length or MAX_PAGE_CHARS)]
+    reads_on = model.has_proven_cache and model.max_length is None
+    shown = ids[: MAX_PAGE_CHARS if reads_on else min(MAX_PAGE_CHARS, model.config.block_size)]
     if len(shown) < len(ids):
         about += f"; the first {len(shown):,} of {len(ids):,} characters"
     ids_T = torch.tensor(shown, device=next(model.parameters()).device)
     with record_attention(model) as calls:
-        log_probs_TV = model(ids_T[None])[0].float().log_softmax(-1)
+        logits_BTV = model(ids_T[None])
     if not calls:
         raise RunError(
-            "no attention was recorded: no layer calls fast_attend of model/attention.py with as "
-            "many keys as queries, so that it calls attention_weights once."
+            "no attention was recorded: no layer calls fast_attend of model/attention.py with a "
+            "query and a key for each character, so that it calls attention_weights once."
         )
+    log_probs_TV = logits_BTV[0].float().log_softmax(-1)
     nll = -log_probs_TV[:-1].gather(1, ids_T[1:, None])[:, 0]
     with record_attention(model):  # computes the equation, to the same rounding
         stream, lens = residual_stream(model, ids_T[None])
-    lens_RTV = torch.stack([logits_BTV[0].float().softmax(-1) for logits_BTV in lens])
+    lens_RTV = torch.stack([x_BTV[0].float().softmax(-1) for x_BTV in lens or [logits_BTV]])
     best = lens_RTV.topk(min(SHOWN_NEXT, len(vocab)))
     weights_XTT = torch.cat([call.weights_BHTS[0].float() for call in calls]).cpu()
     unit = weights_XTT.abs().max().clamp(min=1).item() / LEVELS
@@ -59,7 +61,7 @@ def attention_page(model: nn.Module, vocab: str, ids: list[int], about: str) -> 
         "chars": [vocab[id_] for id_ in shown],
         "blocks": [[call.block, call.weights_BHTS.size(1)] for call in calls],
         "width": calls[0].q_BHTD.size(-1),
-        "window": (weights_XTT != 0).sum(-1).max().item(),
+        "window": max(call.window or len(shown) for call in calls),
         "nll": [None, *(round(value, 4) for value in nll.tolist())],
         "top": [
             [
@@ -69,8 +71,8 @@ def attention_page(model: nn.Module, vocab: str, ids: list[int], about: str) -> 
             for ids_TN, probs_TN in zip(best.indices, best.values, strict=True)
         ],
         "came": lens_RTV[:, torch.arange(len(shown) - 1), ids_T[1:]].tolist(),
-        "twins": twins(ids_T, torch.stack([x_BTC[0].float() for x_BTC in stream])),
-        "network": model.config.network,
+        "twins": stream and twins(ids_T, torch.stack([x_BTC[0].float() for x_BTC in stream])),
+        "network": model.config.network if model.has_proven_cache else None,
         "unit": unit,
         "weights": pack(units_XTT[:, visible_TT], "<i2"),
         "vectors": None,

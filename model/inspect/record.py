@@ -24,6 +24,7 @@ class AttentionCall(NamedTuple):
     k_BHSD: Tensor
     v_BHSD: Tensor
     scale: float | None
+    window: int | None
     weights_BHTS: Tensor
 
 
@@ -33,22 +34,27 @@ def record_attention(model: nn.Module) -> Iterator[list[AttentionCall]]:
 
     The network computes the equation in place of the fused kernel meanwhile. What is recorded are
     the weights that `attention_weights` returned, also if it was edited. An edited `attend` that
-    calls it twice is not recorded, nor is a layer that has more keys than characters.
+    calls it twice is not recorded, nor is a layer whose weights are not those of each head, one for
+    each pair of characters.
     """
-    calls, blocks, weights = [], [], []
+    calls, blocks, weights, shapes = [], [], [], []
     originals = {name: vars(attention)[name] for name in REPLACED}
 
     def attention_weights(*args, **options) -> Tensor:
         weights.append(originals["attention_weights"](*args, **options))
         return weights[-1]
 
-    def attend(q: Tensor, k: Tensor, v: Tensor, causal=False, scale=None, *args, **options):
+    def attend(
+        q: Tensor, k: Tensor, v: Tensor, causal=False, scale=None, window=None, *args, **options
+    ) -> Tensor:
         weights.clear()
-        out_BHTD = originals["attend"](q, k, v, causal, scale, *args, **options)
-        if len(weights) == 1 and k.size(-2) == q.size(-2):
-            calls.append(AttentionCall(len(blocks), q, k, v, scale, weights[0]))
+        out_BHTD = originals["attend"](q, k, v, causal, scale, window, *args, **options)
+        B, T = shapes[-1]
+        if len(weights) == 1 and weights[0].shape == (B, q.size(1), T, T):
+            calls.append(AttentionCall(len(blocks), q, k, v, scale, window, weights[0]))
         return out_BHTD
 
+    model_hook = model.register_forward_pre_hook(lambda _, args: shapes.append(args[0].shape))
     different = set(model.blocks)  # one may be used several times
     hooks = [block.register_forward_pre_hook(lambda *_: blocks.append(1)) for block in different]
     attention.attend, attention.attention_weights = attend, attention_weights
@@ -57,7 +63,7 @@ def record_attention(model: nn.Module) -> Iterator[list[AttentionCall]]:
         yield calls
     finally:
         vars(attention).update(originals)
-        for hook in hooks:
+        for hook in [model_hook, *hooks]:
             hook.remove()
 
 
@@ -79,21 +85,29 @@ def residual_stream(model: nn.Module, ids_BT: Tensor) -> tuple[list[Tensor], lis
     """The vectors x_BTC before the first and after each block, and what the head makes of each.
 
     The latter are logits_BTV, as if the blocks that follow were left out (nostalgebraist 2020,
-    "the logit lens").
+    "the logit lens"). Both are empty if a block's output is not the next one's input, unchanged.
     """
-    stream = []
+    used, stream, versions = [], [], []
 
-    def keep(_: nn.Module, args: tuple, x_BTC: Tensor) -> None:
+    def keep(block: nn.Module, args: tuple, output: object) -> None:
+        used.append(block)
         if not stream:
-            stream.append(args[0])
-        stream.append(x_BTC)
-
-    def replace_output(x_BTC: Tensor) -> Tensor:
-        with model.blocks[-1].register_forward_hook(lambda *_: x_BTC):
-            return model(ids_BT)
+            stream.extend(args[:1])
+        if stream and args and args[0] is stream[-1]:
+            stream.append(output)
+        new = stream[len(versions) :]
+        versions.extend(getattr(x, "_version", None) for x in new)  # counts changes in place
 
     with contextlib.ExitStack() as hooks:
         for block in set(model.blocks):
             hooks.enter_context(block.register_forward_hook(keep))
         model(ids_BT)
+    is_chain = used and len(stream) == len(used) + 1 and all(map(torch.is_tensor, stream))
+    if not is_chain or [x._version for x in stream] != versions:
+        return [], []
+
+    def replace_output(x_BTC: Tensor) -> Tensor:
+        with used[-1].register_forward_hook(lambda *_: x_BTC):
+            return model(ids_BT)
+
     return stream, [replace_output(x_BTC) for x_BTC in stream]

@@ -33,7 +33,7 @@ def source_digest(module: str) -> str:
     """
     if module.endswith(".c"):
         return hashlib.sha256(Path(__file__).parents[2].joinpath(module).read_bytes()).hexdigest()
-    tree = ast.parse(Path(find_spec(module).origin).read_text("utf-8"))
+    tree = ast.parse(Path(find_spec(module).origin).read_bytes())
     for node in ast.walk(tree):
         is_documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
         if is_documented and ast.get_docstring(node) is not None:

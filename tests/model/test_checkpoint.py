@@ -9,18 +9,18 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from torch import nn
 from torch.amp import GradScaler
 
 from model.checkpoint import MAGIC, Checkpoint, capture, load, resolve, restore, save
-from model.network import GPTConfig
-from model.networks.quill import GPT
+from model.network import GPTConfig, make_network
 from model.optim import OptimConfig, make_optimizers
 from model.run.errors import RunError, UserError
 
 
-def make_run(n_embd: int = 8) -> tuple[GPT, list, GradScaler]:
+def make_run(n_embd: int = 8) -> tuple[nn.Module, list, GradScaler]:
     """A model, our optimizers and one of PyTorch's, a scaler; one training step is done."""
-    model = GPT(GPTConfig(n_layer=2, n_head=2, n_embd=n_embd), vocab_size=5)
+    model = make_network(GPTConfig(n_layer=2, n_head=2, n_embd=n_embd), vocab_size=5)
     optimizers = make_optimizers(model, OptimConfig(), torch.float32)
     optimizers.append(torch.optim.SGD(model.named_parameters(), lr=0.1, momentum=0.9))
     for parameter in model.parameters():
@@ -95,6 +95,19 @@ def test_a_malicious_pickle_is_never_executed():
     assert not Path("trapped").exists()
     torch.load("last.pt", weights_only=False)
     assert Path("trapped").exists()  # so the trap works
+
+
+def test_only_tables_with_a_row_for_each_character_grow():
+    """Not those of positions, if there are as many of them."""
+
+    def make(vocab_size: int, block_size: int) -> nn.Module:
+        return make_network(GPTConfig("gpt", n_embd=8, block_size=block_size), vocab_size)
+
+    saved, larger = Checkpoint(vocab="abcdefgh", model=make(8, 8).state_dict()), make(9, 8)
+    restore(saved, larger)
+    assert torch.equal(larger.embedding.weight[:8], saved.model["embedding.weight"])
+    with pytest.raises(UserError, match="position.weight"):
+        restore(saved, make(8, 9))
 
 
 def test_the_newest_run_is_not_a_stray_file(elsewhere):

@@ -1,6 +1,8 @@
 """Reading a checkpoint of nanoGPT: its weights, its vocabulary, and what is refused."""
 
+import os
 import pickle
+from pathlib import Path
 
 import pytest
 import torch
@@ -66,6 +68,15 @@ def test_weights_sizes_and_vocabulary_survive(elsewhere, bias):
     assert torch.equal(same(ids_BT), model(ids_BT))
 
 
+def test_the_mask_that_old_versions_of_pytorch_saved_is_left_out(elsewhere):
+    model = random_gpt(len(VOCAB), network="gpt").float()
+    path, meta = nanogpt_files(model)
+    saved = torch.load(path)
+    saved["model"]["transformer.h.0.attn.bias"] = torch.ones(1, 1, 12, 12)
+    torch.save(saved, path)
+    assert load_nanogpt(path, meta).model.keys() == model.state_dict().keys()
+
+
 def test_it_is_sampled_scored_and_trained_further(text_file, capsys):
     model = random_gpt(len(VOCAB), network="gpt").float()
     path, meta = nanogpt_files(model)
@@ -88,7 +99,13 @@ class Exploit:
 
 
 def test_other_files_are_refused_and_no_code_in_them_is_run(elsewhere):
-    path, meta = nanogpt_files(random_gpt(len(VOCAB), network="gpt").float())
+    model = random_gpt(len(VOCAB), network="gpt").float()
+    path, meta = nanogpt_files(model)
+    content = bytearray(Path(path).read_bytes())
+    content[content.index(model.norm.weight.detach().numpy().tobytes())] ^= 1
+    Path("flipped.pt").write_bytes(content)
+    with pytest.raises(UserError, match="flipped.pt .* is damaged"):
+        load_nanogpt("flipped.pt", meta)
     (elsewhere / "exploit").write_bytes(pickle.dumps({"itos": Exploit()}))
     torch.save({"model": Exploit()}, "exploit.pt")
     torch.save({"model": {}}, "other.pt")
@@ -105,5 +122,9 @@ def test_other_files_are_refused_and_no_code_in_them_is_run(elsewhere):
     sizes |= {"dropout": 0.0, "vocab_size": len(VOCAB) + 1}
     with pytest.raises(UserError, match="33 tokens"):
         load_nanogpt(*nanogpt_files(larger, model_args=sizes))
+    os.mkfifo("fifo")
+    for pair in (("fifo", meta), (path, "fifo")):
+        with pytest.raises(UserError, match="fifo is not a file"):
+            load_nanogpt(*pair)
     with pytest.raises(UserError, match="ckpt.pt .* needs --meta"):
         train.checkpoint.load("ckpt.pt")

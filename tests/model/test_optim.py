@@ -65,6 +65,14 @@ def test_a_tensor_that_is_a_single_row_goes_to_adamw():
     assert any(parameter is model.blocks[0].gain for parameter in adamw.param_groups[0]["params"])
 
 
+def test_a_network_without_blocks_is_adamws_alone():
+    """A table of bigrams, for example."""
+    model = tiny_model()
+    model.blocks = nn.ModuleList()
+    (adamw,) = optim.make_optimizers(model, OptimConfig(), torch.float32)
+    assert sum(len(group["params"]) for group in adamw.param_groups) == 2
+
+
 def test_one_learning_rate_serves_both_optimizers():
     """The root mean square of a step is about the learning rate, and at most that."""
     config = OptimConfig(learning_rate=0.01)

@@ -80,7 +80,7 @@ def test_page_holds_weights_and_losses_and_the_vectors_of_the_textbook_equation(
     if data["vectors"] is not None:
         vectors = unpack(data["vectors"], "<i2", 2, 2, 3, 20, data["numbers"]) / 100
         log_sums = torch.tensor(unpack(data["log_sums"], "<f4", 2, 2, 20, 1))
-        for i, (_, q, k, v, _, weights) in enumerate(calls):
+        for i, (_, q, k, v, _, _, weights) in enumerate(calls):
             expected = torch.stack((q[0], k[0], v[0]), dim=1)[..., : data["numbers"]]
             np.testing.assert_allclose(vectors[i], expected, atol=0.006)
             shown = (q[0] @ k[0].mT / data["width"] ** 0.5 - log_sums[i]).exp()
@@ -114,3 +114,15 @@ def test_a_long_text_is_cut_at_its_end_so_that_the_losses_stay_right(monkeypatch
     cut = page_data(attention_page(model, "abcde", ids, "about"))
     assert cut["nll"] == whole["nll"][:20]
     assert whole["about"] == "about" and "first 20 of 30" in cut["about"]
+    model.has_proven_cache = False  # then sampling reads no more at once, either
+    assert len(page_data(attention_page(model, "abcde", ids, "about"))["chars"]) == 8
+
+
+def test_without_a_residual_stream_the_page_shows_what_the_network_predicts():
+    model, ids = random_gpt(V=5).float(), random_ids(1, 12, V=5)[0].tolist()
+    whole = page_data(attention_page(model, "abcde", ids, ""))
+    for block in model.blocks:  # a new tensor for each block: they hand on none
+        block.register_forward_pre_hook(lambda _, args: (args[0].clone(), *args[1:]))
+    without = page_data(attention_page(model, "abcde", ids, ""))
+    assert without["twins"] == []
+    assert (without["top"], without["came"]) == (whole["top"][-1:], whole["came"][-1:])

@@ -71,8 +71,68 @@ def test_the_head_reads_the_residual_stream_as_if_later_blocks_were_left_out(net
     assert len(stream) == 4
 
 
-def test_a_layer_with_more_keys_than_characters_is_not_recorded():
-    """Which key belongs to which character is not known: an attention sink, for example."""
-    with record_attention(random_gpt()) as calls:
-        attention.fast_attend(torch.ones(1, 1, 2, 4), *torch.ones(2, 1, 1, 3, 4), causal=True)
-    assert calls == []
+@pytest.mark.parametrize(
+    ("q_shape", "k_shape"),
+    [
+        ((1, 2, 6, 4), (1, 2, 7, 4)),  # an attention sink
+        ((1, 2, 7, 4), (1, 2, 7, 4)),  # a vector before the text
+        ((2, 2, 3, 4), (2, 2, 3, 4)),  # parts of the text
+        ((1, 2, 3, 4), (1, 2, 3, 4)),  # every other character
+        ((1, 1, 2, 6, 4), (1, 1, 2, 6, 4)),  # groups of heads
+        ((1, 6, 4), (1, 6, 4)),  # one head without its dimension
+    ],
+)
+def test_a_layer_without_a_weight_for_each_head_and_pair_of_characters_is_not_recorded(
+    q_shape, k_shape
+):
+    """Which weight belongs to which characters is not known."""
+    model, ids_BT = random_gpt(), random_ids(1, 6)
+
+    def attend_otherwise(x_BTC, *args):
+        k = torch.ones(k_shape)
+        attention.fast_attend(torch.ones(q_shape), k, k, causal=True)
+        return x_BTC
+
+    model.blocks[0].attention.forward = attend_otherwise
+    with record_attention(model) as calls:
+        model(ids_BT)
+    assert [call.block for call in calls] == [2, 3]
+
+
+# How a network may use its blocks, and whether there is a residual stream.
+USES = {
+    "x = block(x)": True,
+    "reversed": True,
+    "x = x + block(x)": False,
+    "x = block(x); x += 1": False,
+    "x = block(x_BTC=x)": False,
+    "x, = block(x)": False,
+    "x = block.forward(x)": False,
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_there_is_a_residual_stream_if_each_block_hands_it_to_the_next(use):
+    class Block(torch.nn.Linear):
+        def forward(self, x_BTC):
+            out_BTC = super().forward(x_BTC)
+            return (out_BTC,) if use == "x, = block(x)" else out_BTC
+
+    class Network(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = torch.nn.ModuleList(Block(4, 4) for _ in range(3))
+
+        def forward(self, ids_BT):
+            names = {"x": torch.nn.functional.one_hot(ids_BT, 4).float()}
+            for block in reversed(self.blocks) if use == "reversed" else self.blocks:
+                exec(use if "block" in use else "x = block(x)", names | {"block": block}, names)
+            return names["x"] * 2
+
+    model, ids_BT = Network(), random_ids(2, 5, V=4)
+    stream, lens = residual_stream(model, ids_BT)
+    assert len(stream) == len(lens) == (4 if USES[use] else 0)
+    if stream:
+        for x_BTC, logits_BTV in zip(stream, lens, strict=True):
+            torch.testing.assert_close(logits_BTV, x_BTC * 2)
+        torch.testing.assert_close(lens[-1], model(ids_BT))

@@ -71,6 +71,18 @@ def test_fast_paths_are_for_the_code_as_it_is(name):
     )
 
 
+def test_code_is_read_as_python_reads_it(monkeypatch, tmp_path):
+    """A coding line may turn a comment into code."""
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    path = tmp_path / "network_of_test.py"
+    path.write_text("x = 1  # \\nx = 2")
+    digest = source.source_digest(path.stem)
+    path.write_text(path.read_text(), "utf-8-sig")
+    assert source.source_digest(path.stem) == digest
+    path.write_text("# -*- coding: unicode_escape -*-\nx = 1  # \\nx = 2")
+    assert source.source_digest(path.stem) != digest
+
+
 def test_the_digest_is_the_same_in_every_version_of_python(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     (tmp_path / "network_of_test.py").write_text(CODE)
