@@ -29,7 +29,6 @@ from data.corpus import Corpus, open_corpus
 from model import checkpoint
 from model.checkpoint import Checkpoint
 from model.generate import GenerationConfig, start_character, stream
-from model.inspect.chart import loss_chart, overfitting_hint
 from model.inspect.maps import draw_weights
 from model.inspect.record import attention_by_head
 from model.nanogpt import load_nanogpt
@@ -46,7 +45,7 @@ from model.run.errors import (
     require_finite,
 )
 from model.run.files import lock_run_dir, new_run_dir
-from model.run.logger import RunLogger, SilentLogger, read_losses
+from model.run.logger import RunLogger, SilentLogger
 from model.run.processes import Processes
 
 
@@ -282,7 +281,7 @@ def train(
             "torch": torch.__version__,
         }
         if processes.is_main:
-            log_last_pictures(logger, model, vocab)
+            log_embedding(logger, model, vocab)
         logger.write_summary(summary, finished)
     return 0 if finished else 128 + signal_number
 
@@ -329,19 +328,13 @@ def log_pictures(logger: RunLogger, model: nn.Module, corpus: Corpus, step: int)
     model.train()
 
 
-def log_last_pictures(logger: RunLogger, model: nn.Module, vocab: str) -> None:
-    """What a person looks at when a run ends: the embedding, and a chart of the loss."""
+def log_embedding(logger: RunLogger, model: nn.Module, vocab: str) -> None:
+    """Show the first table with a row for each character (there may be as many positions)."""
     labels = [char if char.isprintable() and char != " " else repr(char) for char in vocab]
     for name, layer in model.named_modules():
         if isinstance(layer, nn.Embedding) and layer.num_embeddings == len(vocab):
             logger.log_embedding(name, layer.weight.detach(), labels)
-            break  # a table of positions may have as many rows
-    if sys.stdout.isatty():
-        logger.flush()
-        curves = [read_losses(logger.run_dir / split) for split in ("train", "val")]
-        if all(curves):
-            lines = [loss_chart(*curves), overfitting_hint(*curves)]
-            logger.print("\n".join(filter(None, lines)), sys.stdout)
+            break
 
 
 if __name__ == "__main__":

@@ -263,7 +263,7 @@ def test_the_projector_shows_characters_also_if_there_are_as_many_positions(tiny
 
 @pytest.mark.parametrize("out", [False, True])
 @pytest.mark.parametrize("err", [False, True])
-def test_the_output_describes_the_run_and_on_a_terminal_shows_samples_and_a_chart(
+def test_the_output_describes_the_run_and_on_a_terminal_shows_samples(
     out, err, tiny, monkeypatch, capsys
 ):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: out)
@@ -277,9 +277,16 @@ def test_the_output_describes_the_run_and_on_a_terminal_shows_samples_and_a_char
         assert command in output.out
     assert output.err.count("validation loss") == 2
     assert ("\r" in output.err) == err  # a progress bar
-    assert ("● validation" in output.out) == out
     assert output.err.count("     sampled ␛[31mtext") == (2 if out and err else 0)
     assert "\x1b[31m" not in output.out + output.err
+
+
+@pytest.mark.parametrize("rise", [0.0, 0.2])
+def test_a_run_whose_validation_loss_has_risen_says_so(rise, tiny, monkeypatch, capsys):
+    losses = iter([2.0, 1.0, 1.0 + rise])
+    monkeypatch.setattr(train, "evaluate", lambda *_: next(losses))
+    assert tiny("--max_iters=6 --eval_interval=2 --out_dir=run") == 0
+    assert ("has risen to 1.2000 since then" in capsys.readouterr().out) == (rise > 0)
 
 
 def test_training_survives_closed_output_pipes(tiny, monkeypatch):

@@ -8,10 +8,9 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from textwrap import indent
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
-from tensorboard.backend.event_processing.event_accumulator import SCALARS, EventAccumulator
 from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
@@ -88,10 +87,10 @@ class RunLogger:
         """Show `text` beside the progress bar."""
         self.bar.set_postfix_str(text, refresh=False)
 
-    def print(self, text: str, stream: TextIO | None = None) -> None:
-        """Print above the progress bar, to standard error unless said."""
-        with tqdm.external_write_mode(stream or sys.stderr):
-            print_line(text, stream or sys.stderr)
+    def print(self, text: str) -> None:
+        """Print to standard error, above the progress bar."""
+        with tqdm.external_write_mode(sys.stderr):
+            print_line(text, sys.stderr)
 
     def flush(self) -> None:
         """Write all that was logged to files."""
@@ -112,6 +111,12 @@ class RunLogger:
             lines.append(
                 f"best    {loss:.4f} nats per character ({bits:.3f} bits), step {best_step:,}"
             )
+            if (last := summary["val_loss"]) > loss + 0.01:
+                lines.append(
+                    f"        The validation loss has risen to {last:.4f} since then. If the "
+                    "training loss\n        still falls, the model overfits: a longer text, more "
+                    "--dropout or\n        --weight_decay, or a smaller --max_iters helps."
+                )
         if step >= self.bar.total:
             more = f" --max_iters {2 * step}"
         elif finished:
@@ -134,13 +139,6 @@ class RunLogger:
         self.bar.close()
         for writer in self.writers.values():
             writer.close()
-
-
-def read_losses(event_dir: Path) -> list[tuple[int, float]]:
-    """All points (step, loss) of the event files in a folder."""
-    events = EventAccumulator(str(event_dir), size_guidance={SCALARS: 0}).Reload()
-    scalars = events.Scalars("loss") if "loss" in events.Tags()[SCALARS] else []
-    return [(scalar.step, scalar.value) for scalar in scalars]
 
 
 def _ignore_disk_errors(failure: threading.ExceptHookArgs) -> None:

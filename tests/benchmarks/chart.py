@@ -12,10 +12,10 @@ from pathlib import Path
 import matplotlib as mpl
 import torch
 from matplotlib.figure import Figure
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from model import checkpoint
 from model.optim import orthogonalize
-from model.run.logger import read_losses
 
 # Contrast at least 4 on white and on GitHub's dark page, #0d1117.
 GRAY = "#797979"
@@ -52,6 +52,12 @@ def draw_svg(
         axes.grid(color=GRAY, alpha=0.25)
         figure.legend(title=title, loc="outside upper left", frameon=False, alignment="left")
         figure.savefig(path, transparent=True, metadata=NO_DATE)
+
+
+def read_losses(event_dir: Path) -> list[tuple[int, float]]:
+    """All points (step, loss). (That of tests/conftest.py would leave PyTorch one thread.)"""
+    events = EventAccumulator(str(event_dir), size_guidance={"scalars": 0}).Reload()
+    return [(event.step, event.value) for event in events.Scalars("loss")]
 
 
 def draw_losses(run_dir: Path, path: Path) -> None:
