@@ -241,7 +241,7 @@ def draw_chart(known: list[dict]) -> None:
             for mode, mark in (("steps", "o"), ("seconds", "D")):
                 losses = [losses_of(known, mode, name) for name in names]
                 means = [mean(values) for values in losses]
-                spread = [stdev(values) for values in losses]
+                spread = [stdev(values) if len(values) > 1 else 0 for values in losses]
                 options = {"markersize": 4, "linestyle": "", "elinewidth": 1}
                 label = f"equal {mode.replace('seconds', 'time')}"
                 axes.errorbar(means, y_labels, xerr=spread, marker=mark, label=label, **options)
