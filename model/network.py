@@ -5,11 +5,12 @@ A network is a file in model/networks/. Its class GPT is a module, made with a G
 
 - forward(ids_BT, cache=None), which returns logits_BTV: at each position, the scores of the next
   character. With a Cache, ids_BT continues the text in it and is added to it. A network of your own
-  may do without: a cache is only used with code that the tests proved (model/run/source.py).
+  may leave `cache` out: it is only given to code that the tests proved (model/run/source.py).
 - blocks, an nn.ModuleList: the matrices in it are for Muon, all other parameters for AdamW.
 - max_length, how many characters it can read at once; None: any number.
 
-Whatever it remembers from one step to the next must be in its state dict, or resuming is not exact.
+Whatever it remembers from one training step to the next must be in its state dict, or resuming is
+not exact.
 
 Shapes: B batch, T time (characters), V vocabulary.
 """

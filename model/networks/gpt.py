@@ -1,4 +1,4 @@
-"""The textbook GPT, as in GPT-2 (Radford et al. 2019) and nanoGPT.
+"""The textbook GPT, as in nanoGPT, and with --bias as in GPT-2 (Radford et al. 2019).
 
 A block has two layers, attention and a feed-forward layer. Each reads the normalized residual
 stream x_BTC and adds its output to it.
@@ -91,7 +91,7 @@ class GPT(nn.Module):
         self.init_weights()
 
     def init_weights(self) -> None:
-        """Small random weights. The outputs that are added to x are smaller in a deeper network."""
+        """Small random weights; in `proj` smaller by the root of the number of sums in x_BTC."""
         for name, parameter in self.named_parameters():
             if name.endswith("bias"):
                 nn.init.zeros_(parameter)

@@ -158,7 +158,7 @@ class Block(nn.Module):
 
     The order is that of Lu et al. 2019, "Macaron Net". A usual block has attention and one
     feed-forward layer. Two of Quill's blocks are like four usual ones of which every second has no
-    attention: as good, in three quarters of the time on a CPU.
+    attention: nearly as good, in three quarters of the time on a CPU.
     """
 
     def __init__(self, config: GPTConfig) -> None:
@@ -185,7 +185,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """A decoder-only transformer without positional embeddings: `rotate` tells distances."""
+    """A decoder-only transformer whose positions are told by `rotate`, not by an embedding."""
 
     max_length = None  # reads texts of any length, since positions are relative
 

@@ -99,7 +99,7 @@ PATH: list[tuple[str, tuple[str, ...], Edit]] = [
     ("rotation, query-key normalization", (), [*LEARNED_POSITIONS, *NO_QK_NORM]),
     ("examples without replacement", (), WITH_REPLACEMENT),
     ("linear decay to zero", COSINE, []),
-    ("two feed-forward layers per attention", ("--n_layer=4", "--n_head=4"), ONE_MLP),
+    ("two feed-forward layers per attention, two heads", ("--n_layer=4", "--n_head=4"), ONE_MLP),
     ("zero start, embedding and head apart", (), [*SMALL_START, *TIED]),
     ("ReLU²", (), GELU),
     ("norms without gains", (), GAINS),
@@ -108,6 +108,7 @@ PATH: list[tuple[str, tuple[str, ...], Edit]] = [
 AWAY: list[tuple[str, tuple[str, ...], Edit]] = [
     ("no attention", (), NO_ATTENTION),
     ("no residual connection around attention", (), NO_RESIDUAL),
+    ("no residual connection, small random start", (), [*NO_RESIDUAL, *SMALL_START]),
     ("no positions", (), NO_POSITIONS),
     ("learned positions", (), LEARNED_POSITIONS),
     ("no query-key normalization", (), NO_QK_NORM),
@@ -232,7 +233,7 @@ def losses_of(known: list[dict], mode: str, name: str) -> list[float]:
 def draw_chart(known: list[dict]) -> None:
     """Losses by variant, as SVG on standard output: the way to Quill, and what it is without."""
     path = [name for name in variants() if not name.startswith("Quill")]
-    away = [name for name in variants() if name.startswith("Quill") and "residual" not in name]
+    away = [name for name in variants() if name.startswith("Quill, ") and "residual" not in name]
     labels = [*path[:-1], f"{QUILL_NAME} (Quill)"], ["Quill", *away]
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(7.2, 7.5), layout="constrained")
