@@ -102,8 +102,8 @@ def load(path: Path | str) -> Checkpoint:
 def load_to_resume(path: Path) -> Checkpoint:
     """`load`, for a run that goes on in the directory of `path`.
 
-    If best.pt is missing or damaged, the next evaluation writes it. Raises UserError if it is not
-    the directory of a run, or has a checkpoint of another run or of a later step.
+    If best.pt is missing, damaged or not the best, the next evaluation writes it. Raises UserError
+    if it is not the directory of a run, or has a checkpoint of another run or of a later step.
     """
     checkpoint = load(path)
     if not path.with_name("config.toml").exists():
@@ -119,6 +119,8 @@ def load_to_resume(path: Path) -> Checkpoint:
             raise UserError(f"{path.with_name(name)} is of another run than {path}. Remove it.")
         if other.step > checkpoint.step:
             raise UserError(f"{path.with_name(name)} is of a later step. Resume it, or remove it.")
+        if name == "best.pt" and other.step != checkpoint.best_step:  # an old copy
+            checkpoint.best_val_loss = checkpoint.best_step = None
     return checkpoint
 
 
@@ -166,11 +168,11 @@ def restore(
     weights do not fit the code.
     """
     weights, sizes = dict(checkpoint.model), (len(checkpoint.vocab), model.vocab_size)
-    for name, fresh in model.state_dict().items():
-        old = weights.get(name)
-        if torch.is_tensor(old) and old.ndim and (len(old), len(fresh)) == sizes:
-            weights[name] = torch.cat((old, fresh[len(old) :].cpu()))
     try:
+        for name, fresh in model.state_dict().items():
+            old = weights.get(name)
+            if torch.is_tensor(old) and old.ndim and (len(old), len(fresh)) == sizes:
+                weights[name] = torch.cat((old, fresh[len(old) :].cpu()))
         model.load_state_dict(weights)
         if checkpoint.is_resumed and optimizers:
             for optimizer, state in zip(optimizers, checkpoint.optimizers, strict=True):

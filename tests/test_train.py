@@ -412,14 +412,17 @@ def test_a_resumed_run_takes_its_settings_from_the_checkpoint_and_leaves_config_
     assert path.read_text() == edited
 
 
-@pytest.mark.parametrize("content", [None, b"", b"damaged"])
-def test_a_resumed_run_writes_best_pt_again_if_it_is_missing_or_damaged(tiny, capsys, content):
+@pytest.mark.parametrize("content", [None, b"", b"damaged", "old"])
+def test_a_resumed_run_writes_best_pt_again_if_it_is_not_the_best(tiny, capsys, content):
     assert tiny(f"{STEPS} --out_dir=run") == 0
     saved = checkpoint.load("run/last.pt")
     saved.best_step, saved.best_val_loss = 8, 0.1  # no later evaluation is as good
     checkpoint.save(saved, Path("run/last.pt"))
     if content is None:
         Path("run/best.pt").unlink()
+    elif content == "old":
+        saved.step = 4
+        checkpoint.save(saved, Path("run/best.pt"))
     else:
         Path("run/best.pt").write_bytes(content)
     assert train.main(["--resume", "run"]) == 0

@@ -61,7 +61,7 @@ def attention_page(model: nn.Module, vocab: str, ids: list[int], about: str) -> 
         "chars": [vocab[id_] for id_ in shown],
         "blocks": [[call.block, call.weights_BHTS.size(1)] for call in calls],
         "width": calls[0].q_BHTD.size(-1),
-        "window": max(call.window or len(shown) for call in calls),
+        "windows": [call.window or len(shown) for call in calls],
         "nll": [None, *(round(value, 4) for value in nll.tolist())],
         "top": [
             [
@@ -85,7 +85,7 @@ def attention_page(model: nn.Module, vocab: str, ids: list[int], about: str) -> 
         vectors_X3TN = torch.cat(
             [torch.stack([x[0, ..., :SHOWN_FEATURES] for x in call[1:4]], 1) for call in calls]
         )
-        data["vectors"] = pack((vectors_X3TN * 100).round(), "<i2")
+        data["vectors"] = pack((vectors_X3TN * 100).round().clamp(-32768, 32767), "<i2")
         data["log_sums"] = pack(scores_XTT.logsumexp(-1), "<f4")
         data["numbers"] = vectors_X3TN.size(-1)
     # In a script, "<" could begin a tag that ends it.

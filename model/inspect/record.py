@@ -34,8 +34,8 @@ def record_attention(model: nn.Module) -> Iterator[list[AttentionCall]]:
 
     The network computes the equation in place of the fused kernel meanwhile. What is recorded are
     the weights that `attention_weights` returned, also if it was edited. An edited `attend` that
-    calls it twice is not recorded, nor is a layer whose weights are not those of each head, one for
-    each pair of characters.
+    calls it twice is not recorded, nor is a layer without the causal mask, or without a weight for
+    each head and pair of characters.
     """
     calls, blocks, weights, shapes = [], [], [], []
     originals = {name: vars(attention)[name] for name in REPLACED}
@@ -50,7 +50,7 @@ def record_attention(model: nn.Module) -> Iterator[list[AttentionCall]]:
         weights.clear()
         out_BHTD = originals["attend"](q, k, v, causal, scale, window, *args, **options)
         B, T = shapes[-1]
-        if len(weights) == 1 and weights[0].shape == (B, q.size(1), T, T):
+        if causal and len(weights) == 1 and weights[0].shape == (B, q.size(1), T, T):
             calls.append(AttentionCall(len(blocks), q, k, v, scale, window, weights[0]))
         return out_BHTD
 

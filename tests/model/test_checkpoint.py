@@ -108,6 +108,9 @@ def test_only_tables_with_a_row_for_each_character_grow():
     assert torch.equal(larger.embedding.weight[:8], saved.model["embedding.weight"])
     with pytest.raises(UserError, match="position.weight"):
         restore(saved, make(8, 9))
+    saved.model["head.weight"] = torch.zeros(8, 9)  # wider than that of the network
+    with pytest.raises(UserError, match="does not fit the code"):
+        restore(saved, larger)
 
 
 def test_the_newest_run_is_not_a_stray_file(elsewhere):

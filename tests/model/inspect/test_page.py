@@ -60,7 +60,7 @@ def test_page_holds_weights_and_losses_and_the_vectors_of_the_textbook_equation(
         probs_TV = model(torch.tensor([ids]))[0].softmax(-1).numpy()
     assert data["about"] == "</script>"
     assert data["chars"] == [VOCAB[id_] for id_ in ids]
-    assert (data["blocks"], data["window"]) == ([[1, 2], [3, 2]], 8)
+    assert (data["blocks"], data["windows"]) == ([[1, 2], [3, 2]], [8, 8])
 
     rows, columns = np.tril_indices(20)
     weights_XTT = np.concatenate([call.weights_BHTS[0] for call in calls])

@@ -75,6 +75,7 @@ def test_the_head_reads_the_residual_stream_as_if_later_blocks_were_left_out(net
     ("q_shape", "k_shape"),
     [
         ((1, 2, 6, 4), (1, 2, 7, 4)),  # an attention sink
+        ((1, 2, 6, 4), (1, 2, 6, 4)),  # as it should be, but for the mask
         ((1, 2, 7, 4), (1, 2, 7, 4)),  # a vector before the text
         ((2, 2, 3, 4), (2, 2, 3, 4)),  # parts of the text
         ((1, 2, 3, 4), (1, 2, 3, 4)),  # every other character
@@ -82,21 +83,23 @@ def test_the_head_reads_the_residual_stream_as_if_later_blocks_were_left_out(net
         ((1, 6, 4), (1, 6, 4)),  # one head without its dimension
     ],
 )
+@pytest.mark.parametrize("causal", [True, False])
 def test_a_layer_without_a_weight_for_each_head_and_pair_of_characters_is_not_recorded(
-    q_shape, k_shape
+    q_shape, k_shape, causal
 ):
-    """Which weight belongs to which characters is not known."""
+    """Which weight belongs to which characters is not known; nor is it without the mask."""
     model, ids_BT = random_gpt(), random_ids(1, 6)
 
     def attend_otherwise(x_BTC, *args):
         k = torch.ones(k_shape)
-        attention.fast_attend(torch.ones(q_shape), k, k, causal=True)
+        attention.fast_attend(torch.ones(q_shape), k, k, causal=causal)
         return x_BTC
 
     model.blocks[0].attention.forward = attend_otherwise
     with record_attention(model) as calls:
         model(ids_BT)
-    assert [call.block for call in calls] == [2, 3]
+    is_usual = causal and q_shape == k_shape == (1, 2, 6, 4)
+    assert [call.block for call in calls] == ([1, 2, 3] if is_usual else [2, 3])
 
 
 # How a network may use its blocks, and whether there is a residual stream.
