@@ -49,7 +49,8 @@ def load_nanogpt(path: Path, meta_path: str) -> Checkpoint:
         vocab_size, step = sizes["vocab_size"], int(saved["iter_num"])
         weights = convert(saved["model"])
     except Exception as error:  # a damaged file raises exceptions of many types
-        raise UserError(f"{path} is not a checkpoint of nanoGPT: {error}.") from None
+        hint = "Leave out --meta for one of Quill."
+        raise UserError(f"{path} is not a checkpoint of nanoGPT ({error}). {hint}") from None
     if not vocab_size == len(vocab) == len(set(vocab)):
         raise UserError(f"{path} has {vocab_size} tokens, but {meta_path} {len(vocab)} characters.")
     return Checkpoint(config, vocab, model=weights, step=step)
