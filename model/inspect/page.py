@@ -41,8 +41,9 @@ def attention_page(model: nn.Module, vocab: str, ids: list[int], about: str) -> 
         logits_BTV = model(ids_T[None])
     if not calls:
         raise RunError(
-            "no attention was recorded: no layer calls fast_attend of model/attention.py, causal, with "
-            "a query and a key for each character, so that it calls attention_weights once."
+            "no attention was recorded: no layer calls fast_attend of model/attention.py with the "
+            "causal mask, a query and a key for each character, so that it calls attention_weights "
+            "once."
         )
     log_probs_TV = logits_BTV[0].float().log_softmax(-1)
     nll = -log_probs_TV[:-1].gather(1, ids_T[1:, None])[:, 0]
