@@ -78,9 +78,12 @@ def make_optimizers(
         named = list(model.named_parameters())
         decayed = [(name, parameter) for name, parameter in named if parameter.ndim >= 2]
         others = [(name, parameter) for name, parameter in named if parameter.ndim < 2]
-        groups = [{"params": decayed}, {"params": others, "weight_decay": 0.0}]
-        weight_decay = config.weight_decay
-        return [AdamW(groups, config.learning_rate, betas, weight_decay=weight_decay, fused=True)]
+        groups = [
+            {"params": decayed, "weight_decay": config.weight_decay},
+            {"params": others, "weight_decay": 0.0},
+        ]
+        groups = [group for group in groups if group["params"]]
+        return [AdamW(groups, config.learning_rate, betas, fused=True)]
     in_blocks = {id(parameter) for parameter in model.blocks.parameters()}
     matrices, others = [], []
     for name, parameter in model.named_parameters():

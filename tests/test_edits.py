@@ -64,7 +64,7 @@ MLP_ACTIVATION = "F.relu(self.fc(x_BTC)).square()"
 MLP_PROJ = "        self.proj = nn.Linear(4 * config.n_embd, config.n_embd, bias=False)\n"
 EMBED = "x_BTC = norm(self.embedding(ids_BT))"
 HEAD = "return self.head(norm(x_BTC))"
-HEAD_START = "        nn.init.zeros_(self.head.weight)  # all characters"
+INIT = "        self.init_weights()\n"
 KEY = "self.key = nn.Linear(n_embd, n_embd, bias=False)"
 ATTEND = "return self.proj(out_BHTD.transpose(1, 2).flatten(2))"
 
@@ -123,17 +123,17 @@ OTHER_NETWORK: dict[str, Edit] = {
     ],
     "RMSNorm": [(GPT, "F.layer_norm(x,", "F.rms_norm(x,")],
     "usual block, with gains": [
-        (GPT, "        self.shift_mlp_1 = TokenShift(config.n_embd)\n",
+        (GPT, "        self.shift_mlp_1 = TokenShift()\n",
          "        self.norm_1 = nn.RMSNorm(config.n_embd)\n"),
         (GPT, "        self.mlp_1 = MLP(config)\n",
          "        self.norm_2 = nn.RMSNorm(config.n_embd)\n"),
-        (GPT, "        h_BTC = self.shift_mlp_1(norm(x_BTC), cache)\n", ""),
-        (GPT, "        x_BTC = x_BTC + self.dropout(self.mlp_1(h_BTC))\n", ""),
+        (GPT, "        h_BTC = self.mlp_1(self.shift_mlp_1(norm(x_BTC), cache))\n", ""),
+        (GPT, "        x_BTC = x_BTC.to(h_BTC.dtype) + self.dropout(h_BTC)", "       "),
         (GPT, "self.shift_attention(norm(x_BTC)", "self.shift_attention(self.norm_1(x_BTC)"),
         (GPT, "self.shift_mlp_2(norm(x_BTC)", "self.shift_mlp_2(self.norm_2(x_BTC)"),
     ],
     "no token shift": [
-        *((GPT, f"        self.shift_{name} = TokenShift(config.n_embd)\n", "")
+        *((GPT, f"        self.shift_{name} = TokenShift()\n", "")
           for name in ("mlp_1", "attention", "mlp_2")),
         *((GPT, f"self.shift_{name}(norm(x_BTC), cache)", "norm(x_BTC)")
           for name in ("mlp_1", "attention", "mlp_2")),
@@ -161,18 +161,17 @@ OTHER_NETWORK: dict[str, Edit] = {
          "    slopes_H11 = 2.0 ** -torch.arange(1, q.size(1) + 1)[:, None, None]\n"
          "    scores_BHTS = scores_BHTS - slopes_H11 * distance_TS\n"
          "    if causal:\n        minus_inf"),
-        (GPT, "rotate(norm(self.split_heads(q_BTC)), cos_TE, sin_TE)",
-         "norm(self.split_heads(q_BTC))"),
-        (GPT, "rotate(norm(self.split_heads(k_BTC)), cos_TE, sin_TE)",
-         "norm(self.split_heads(k_BTC))"),
+        (GPT, "rotate(self.split_heads(self.query(x_BTC)), cos_TE, sin_TE)",
+         "self.split_heads(self.query(x_BTC))"),
+        (GPT, "rotate(self.split_heads(self.key(x_BTC)), cos_TE, sin_TE)",
+         "self.split_heads(self.key(x_BTC))"),
     ],
     "an attend that does more than a weighted sum": [
         (ATTENTION, "return F.dropout(weights_BHTS, dropout).to(v.dtype) @ v",
          "return (weights_BHTS @ v).tanh()"),
     ],
     "tied embedding and head": [
-        (GPT, HEAD_START, "        nn.init.normal_(self.embedding.weight, std=0.02)\n"
-         "        self.head.weight = self.embedding.weight\n        #"),
+        (GPT, INIT, "        self.head.weight = self.embedding.weight\n" + INIT),
     ],
     "second residual stream": [
         (GPT, "        for block in self.blocks:\n",
@@ -184,8 +183,8 @@ OTHER_NETWORK: dict[str, Edit] = {
         (GPT, HEAD, "return self.head(norm(streams[0] - streams[1] / 2))"),
     ],
     "learned positions": [
-        (GPT, HEAD_START, "        self.position = nn.Embedding(config.block_size, config.n_embd)\n"
-         "        self.max_length = config.block_size\n" + HEAD_START),
+        (GPT, INIT, "        self.position = nn.Embedding(config.block_size, config.n_embd)\n"
+         "        self.max_length = config.block_size\n" + INIT),
         (GPT, EMBED, "positions_T = torch.arange(start, start + T, device=ids_BT.device)\n"
          "        x_BTC = norm(self.embedding(ids_BT) + self.position(positions_T))"),
         (GPT, "        for block in self.blocks:\n",
@@ -226,12 +225,11 @@ OTHER_NETWORK: dict[str, Edit] = {
          "\n\nclass Block("),
     ],
     "a name that means something else": [
-        (GPT, "from torch import Tensor, nn\n", "from torch import Tensor, nn, tanh\n"),
-        (GPT, "class MLP(", "norm = tanh\n\n\nclass MLP("),
+        (GPT, "class MLP(", "def rotate(x_BHTD, *_):\n    return x_BHTD\n\n\nclass MLP("),
     ],
     "a hook on one layer": [
-        (GPT, HEAD_START, "        self.blocks[-1].mlp_2.register_forward_hook("
-         "lambda layer, x, out: out.clamp(-1, 1))\n" + HEAD_START),
+        (GPT, INIT, "        self.blocks[-1].mlp_2.register_forward_hook("
+         "lambda layer, x, out: out.clamp(-1, 1))\n" + INIT),
     ],
     "far keys count half": [
         (ATTENTION, "    return scores_BHTS.softmax(dim=-1)",

@@ -158,7 +158,7 @@ def test_gradients_that_overflow_at_the_smallest_scale_end_the_run(tiny, monkeyp
     use_scaler(monkeypatch)  # from 1024; 14 overflows make it 1/16
     overflow_at(monkeypatch, range(99))
     assert tiny("--max_iters=99 --log_interval=1") == 1
-    assert "the gradient norm is nan at step 13." in capsys.readouterr().err.splitlines()[-1]
+    assert "the gradient norm is inf at step 13." in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_a_compiled_run_resumes_exactly_and_equals_an_eager_run(tiny, monkeypatch, capsys):
@@ -235,7 +235,7 @@ def test_a_run_directory_holds_config_checkpoints_summary_and_what_tensorboard_s
     assert losses[result["best_iter"]] == pytest.approx(result["best_val_loss"])
     assert curve(run, "val", "loss_best")[-1][1] == pytest.approx(result["best_val_loss"])
     assert [step for step, _ in curve(run, "train")] == [0, 10, 20]
-    assert curve(run, "train")[0][1] == pytest.approx(math.log(len(set(text))), rel=1e-3)
+    assert curve(run, "train")[0][1] == pytest.approx(math.log(len(set(text))), rel=0.01)
     for tag in ("learning_rate", "grad_norm"):
         assert all(0 < value < 1e9 for _, value in curve(run, "train", f"optimizer/{tag}"))
     train_events, events = (EventAccumulator(f"run/{split}").Reload() for split in ("train", "val"))

@@ -8,15 +8,15 @@
    per character. Here that cost is gone.
 
    Letters as in gpt.py: B texts, C channels, H heads, D head width (C / H), E = D / 2, V vocabulary.
-   W is the attention window (block_size), S how much of it is filled, R the positions that the token
-   shift mixes. A matrix is stored COLUMNS outputs at a time; TEXTS texts share one pass over it
-   (csampler.py sets both). */
+   W is the attention window (block_size), S how much of it is filled. A matrix is stored COLUMNS outputs
+   at a time; TEXTS texts share one pass over it; the token shift takes a part of the channels from each
+   of the latest SHIFT positions (csampler.py sets all three). */
 
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
 
-typedef struct { int layers, B, C, H, V, W, R; } sizes;
+typedef struct { int layers, B, C, H, V, W; } sizes;
 typedef float vector __attribute__((vector_size(64), aligned(4)));
 enum { SET, ADD, SQUARED_RELU }; /* what to do with the result of a product */
 #define INLINED static inline __attribute__((always_inline))
@@ -56,21 +56,15 @@ INLINED const float *product(const float *matrix, const float *x, float *y, int 
     return matrix;
 }
 
-/* Normalize x and add the token shift. `last` is a ring of the previous R normalized inputs.
-   Returns the address of the next weights. */
-static const float *norm_and_shift(const float *mix, const float *x, float *last, float *out, sizes n,
-                                   int64_t position) {
-    for (int b = 0; b < n.B; b++, x += n.C, out += n.C, last += n.R * n.C) {
-        float normalized[n.C];
-        norm(x, normalized, n.C);
-        memcpy(out, normalized, sizeof normalized);
-        for (int back = 1; back <= n.R; back++) {
-            const float *before = last + (position + n.R - back) % n.R * n.C;
-            for (int i = 0; i < n.C; i++) out[i] += mix[(back - 1) * n.C + i] * before[i];
+/* Normalize x and shift a part of its channels. `latest` is a ring of the latest normalized inputs. */
+static void norm_and_shift(const float *x, float *latest, float *out, sizes n, int64_t position) {
+    for (int b = 0; b < n.B; b++, x += n.C, out += n.C, latest += SHIFT * n.C) {
+        norm(x, latest + position % SHIFT * n.C, n.C);
+        for (int back = 0, i = 0; back < SHIFT; back++) {
+            const float *from = latest + (position + SHIFT - back) % SHIFT * n.C;
+            for (int end = i + n.C / SHIFT + (back < n.C % SHIFT); i < end; i++) out[i] = from[i];
         }
-        memcpy(last + position % n.R * n.C, normalized, sizeof normalized);
     }
-    return mix + n.R * n.C;
 }
 
 /* Rotate feature pairs by their position's angle. */
@@ -82,21 +76,21 @@ static void rotate(float *x, const float *cosine, const float *sine, int E) {
     }
 }
 
-/* softmax(q K / sqrt(D)) V for one head. Normalized q and k have length sqrt(D) at most, so a score is
-   sqrt(D) at most and exp cannot overflow. */
+/* softmax(q K / sqrt(D)) V for one head. */
 static void attend(const float *q, const float *K, const float *V, float *out, int S, int W, int D) {
-    float weights[W + COLUMNS], sum = 0;
+    float weights[W + COLUMNS], largest = -INFINITY, sum = 0;
     product(K, q, weights, 1, D, (S + COLUMNS - 1) / COLUMNS * COLUMNS, SET);
-    for (int s = 0; s < S; s++) sum += weights[s] = expf(weights[s] / sqrtf(D));
+    for (int s = 0; s < S; s++) largest = fmaxf(largest, weights[s]);
+    for (int s = 0; s < S; s++) sum += weights[s] = expf((weights[s] - largest) / sqrtf(D));
     for (int s = 0; s < S; s++) weights[s] /= sum;
     for (int d = 0; d < D; d += COLUMNS)
         product_tile(V + d * W, weights, out + d, 1, D - d < COLUMNS ? D - d : COLUMNS, S, D, SET);
 }
 
-/* x += MLP(shift(norm(x))). `last` as in norm_and_shift. Returns the address of the next weights. */
-static const float *feed_forward(const float *weights, float *x, float *last, float *h, float *wide, sizes n,
-                                 int64_t position) {
-    weights = norm_and_shift(weights, x, last, h, n, position);
+/* x += MLP(shift(norm(x))). `latest` as in norm_and_shift. Returns the address of the next weights. */
+static const float *feed_forward(const float *weights, float *x, float *latest, float *h, float *wide,
+                                 sizes n, int64_t position) {
+    norm_and_shift(x, latest, h, n, position);
     weights = product(weights, h, wide, n.B, n.C, 4 * n.C, SQUARED_RELU);
     return product(weights, wide, x, n.B, 4 * n.C, n.C, ADD);
 }
@@ -109,7 +103,7 @@ void step(const sizes *given, const float *weights, const int64_t *ids, int64_t 
     const int B = n.B, C = n.C, D = C / n.H, E = D / 2;
     const int S = position < n.W ? position + 1 : n.W, slot = position % n.W; /* keys and values are a ring */
     const int tile = slot / COLUMNS * COLUMNS, columns = (n.W + COLUMNS - 1) / COLUMNS * COLUMNS;
-    float cosine[E], sine[E], q[D], k[D];
+    float cosine[E], sine[E];
     float *x = state, *h = x + B * C, *wide = h + B * C, *memory = wide + 4 * B * C;
     for (int e = 0; e < E; e++) {
         double angle = position * pow(10000, -(double)e / E);
@@ -120,19 +114,17 @@ void step(const sizes *given, const float *weights, const int64_t *ids, int64_t 
     weights += n.V * C;
     for (int layer = 0; layer < n.layers; layer++) {
         weights = feed_forward(weights, x, memory, h, wide, n, position);
-        memory += n.R * B * C;
+        memory += SHIFT * B * C;
         /* Attention */
-        weights = norm_and_shift(weights, x, memory, h, n, position);
-        memory += n.R * B * C;
+        norm_and_shift(x, memory, h, n, position);
+        memory += SHIFT * B * C;
         float *queries = wide, *keys = queries + B * C, *values = keys + B * C;
         weights = product(weights, h, queries, B, C, C, SET);
         weights = product(weights, h, keys, B, C, C, SET);
         weights = product(weights, h, values, B, C, C, SET);
         for (int i = 0; i < B * n.H; i++) { /* head i % H of text i / H */
-            float *K = memory, *V = K + columns * D;
-            norm(queries + i * D, q, D);
+            float *q = queries + i * D, *k = keys + i * D, *K = memory, *V = K + columns * D;
             rotate(q, cosine, sine, E);
-            norm(keys + i * D, k, D);
             rotate(k, cosine, sine, E);
             for (int d = 0; d < D; d++) {
                 K[tile * D + d * COLUMNS + slot - tile] = k[d];
@@ -143,7 +135,7 @@ void step(const sizes *given, const float *weights, const int64_t *ids, int64_t 
         }
         weights = product(weights, h, x, B, C, C, ADD);
         weights = feed_forward(weights, x, memory, h, wide, n, position);
-        memory += n.R * B * C;
+        memory += SHIFT * B * C;
     }
     for (int b = 0; b < B; b++) norm(x + b * C, h + b * C, C);
     product(weights, h, logits, B, C, n.V, SET);

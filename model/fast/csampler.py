@@ -22,7 +22,7 @@ from model.run.source import is_proven
 SOURCE = Path(__file__).with_name("csampler.c")
 COLUMNS = 32  # columns of a matrix that lie side by side in memory
 TEXTS = 8  # texts that share one pass over a matrix
-SHIFT = 2  # previous positions that a token shift mixes
+SHIFT = 3  # positions of which a token shift takes channels
 SHIFTS = 3  # token shifts in a block
 MAX_WINDOW = 2048  # with longer windows PyTorch is as fast
 
@@ -63,10 +63,10 @@ class CSampler:
         config, V = self.config, self.vocab_size
         C, H, L, W = config.n_embd, config.n_head, config.n_layer, config.block_size
         D = C // H
-        # In each block, attention looks back W - 1 positions, and each token shift SHIFT.
-        receptive_field = 1 + L * (W - 1 + SHIFTS * SHIFT)
+        # In each block, attention looks back W - 1 positions, and each token shift SHIFT - 1.
+        receptive_field = 1 + L * (W - 1 + SHIFTS * (SHIFT - 1))
         keys_and_values = H * (round_up(W) * D + round_up(D) * W)  # of one text in one block
-        sizes = np.array([L, B, C, H, V, W, SHIFT], np.intc)
+        sizes = np.array([L, B, C, H, V, W], np.intc)
         ids_B = np.empty(B, np.int64)
         state = np.zeros(B * (6 * C + L * (SHIFTS * SHIFT * C + keys_and_values)), np.float32)
         logits_BV = np.empty((B, V), np.float32)
@@ -122,7 +122,7 @@ def load_library() -> ctypes.CDLL | None:
     """
     compiler = os.environ.get("CC", "").split() or ["cc"]
     flags = ["-O3", "-march=native", "-ffast-math", "-fPIC"]
-    flags += [f"-DCOLUMNS={COLUMNS}", f"-DTEXTS={TEXTS}"]
+    flags += [f"-DCOLUMNS={COLUMNS}", f"-DTEXTS={TEXTS}", f"-DSHIFT={SHIFT}"]
 
     def run_compiler(*arguments: str) -> bytes:
         command = [*compiler, *arguments]

@@ -12,7 +12,7 @@ from model.attention import (
     fast_attend,
     fused_attend,
 )
-from model.networks.quill import Attention, linear_together, norm, rotate, rotation_angles
+from model.networks.quill import Attention, rotate, rotation_angles
 
 NO_POSITIONS = torch.ones(6, 2).double(), torch.zeros(6, 2).double()  # angles of zero
 
@@ -99,18 +99,6 @@ def test_scaling_keeps_the_variance_of_the_scores_at_1(D):
     assert (scores - scores.mean(-1, keepdim=True)).var().item() == pytest.approx(1, rel=0.1)
 
 
-class DoubledLinear(nn.Linear):
-    def forward(self, x):
-        return 2 * super().forward(x)
-
-
-def test_linear_together_equals_single_layers():
-    plain, biased, x = nn.Linear(6, 4, bias=False), nn.Linear(6, 9), torch.randn(2, 5, 6)
-    doubled = DoubledLinear(6, 9, bias=False)
-    for layers in ([plain, plain], [plain, biased], [plain, doubled]):
-        torch.testing.assert_close(linear_together(x, *layers), [layer(x) for layer in layers])
-
-
 def random_attention() -> Attention:
     """Three heads of width 4, in which no matrix is zero."""
     torch.manual_seed(1)
@@ -133,7 +121,7 @@ def test_multi_head_attention_equals_single_heads_in_parallel():
     for h in range(3):
         layers = (attention.query, attention.key, attention.value)
         q, k, v = (x @ layer.weight[4 * h : 4 * h + 4].mT for layer in layers)
-        heads.append(attend(rotate(norm(q), *angles), rotate(norm(k), *angles), v, causal=True))
+        heads.append(attend(rotate(q, *angles), rotate(k, *angles), v, causal=True))
     expected = torch.cat(heads, dim=-1) @ attention.proj.weight.mT
     torch.testing.assert_close(attention(x, *angles), expected)
 

@@ -20,8 +20,7 @@ def random_gpt(V: int = 11, network: str = "quill", **settings: float) -> nn.Mod
     torch.manual_seed(0)
     model = make_network(replace(CONFIG, network=network, **settings), V).double().eval()
     for parameter in model.parameters():
-        if not parameter.any() or network == "gpt":
-            nn.init.normal_(parameter, parameter.mean().item(), std=0.3)
+        nn.init.normal_(parameter, parameter.mean().item(), std=0.3)
     return model
 
 
