@@ -8,6 +8,7 @@ START_TIME = time.perf_counter()  # so that `seconds` includes the imports
 # CPU after 0.2 ms, not after several milliseconds.
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
+import copy
 import math
 import shutil
 import sys
@@ -107,12 +108,15 @@ def train(
     # Model and optimizers
     seed_all(run_config.seed)
     model = make_network(model_config, vocab_size=len(vocab)).to(machine.device)
+    teacher = copy.deepcopy(model).eval() if optim_config.teacher_iters else None
     optimizers = make_optimizers(model, optim_config, muon_dtype=machine.dtype)
     scaler = machine.make_scaler()
 
     # State
     if start.model:
         checkpoint.restore(start, model, optimizers, scaler)
+    if start.teacher:
+        teacher.load_state_dict(start.teacher)
     new_chars = vocab[len(start.vocab) :]
     config = replace(config, run=replace(run_config, out_dir=None))  # chosen anew if repeated
     state = replace(start, config=to_dict(config), vocab=vocab, data_sha256=corpus.text.sha256)
@@ -131,11 +135,13 @@ def train(
 
     training_model = processes.wrap(model)
 
-    def model_loss(x_BT: Tensor, y_BT: Tensor) -> Tensor:
+    def model_loss(x_BT: Tensor, *targets: Tensor) -> Tensor:
+        """Mean over the targets: y_BT, and the teacher's predictions if there is one."""
         # A temperature below 1 sharpens the predictions in training only. Evaluation and sampling
         # are then less confident, as they should be after many epochs. (Guo et al. 2017, "On
         # calibration", fit a temperature after training.)
-        return cross_entropy(training_model(x_BT) / optim_config.train_temperature, y_BT)
+        logits_BTV = training_model(x_BT) / optim_config.train_temperature
+        return sum(cross_entropy(logits_BTV, target) for target in targets) / len(targets)
 
     def save(*names: str) -> None:
         if processes.is_main:
@@ -185,8 +191,11 @@ def train(
         while True:
             step = state.step
             finished = step >= optim_config.max_iters
+            is_first_network_done = step > 0 and step == optim_config.teacher_iters
             is_interval = step > 0 and step % run_config.eval_interval == 0
-            evaluation_due = finished or is_interval or step == state.val_step
+            evaluation_due = (
+                finished or is_interval or is_first_network_done or step == state.val_step
+            )
             signal_number = int(processes.max(max(signals, default=0)))  # of any process
             if evaluation_due or signal_number:
                 # The steps that a GPU has queued are part of the training time.
@@ -210,11 +219,22 @@ def train(
                 if processes.is_main:
                     log_pictures(logger, model, corpus, step)
                 patience = run_config.patience * run_config.eval_interval
-                finished = finished or 0 < patience <= step - state.best_step
+                waited = step - max(state.best_step, optim_config.teacher_iters)
+                finished = finished or 0 < patience <= waited
             elif signal_number:
                 save("last.pt")
             if finished or signal_number:
                 break
+
+            # The first network becomes the teacher of a second one, which starts anew. (Hinton et
+            # al. 2015, "Distilling"; Furlanello et al. 2018, "Born-again neural networks".)
+            if is_first_network_done:
+                teacher.load_state_dict(model.state_dict())
+                state.teacher = teacher.state_dict()
+                seed_all(run_config.seed, step)
+                model.load_state_dict(make_network(model_config, len(vocab)).state_dict())
+                for optimizer in optimizers:
+                    optimizer.state.clear()
 
             # Forward and backward pass
             step_start = time.perf_counter()
@@ -223,8 +243,12 @@ def train(
             step_loss = torch.zeros((), device=machine.device)
             for i, (x_BT, y_BT) in enumerate(micro_batches(step), start=1):
                 training_model.require_backward_grad_sync = i == accumulation_steps
+                targets = [y_BT]
+                if state.teacher:
+                    with torch.no_grad(), machine.autocast():
+                        targets.append(teacher(x_BT).float().softmax(dim=-1))
                 with machine.autocast():
-                    loss = loss_fn(x_BT, y_BT) / accumulation_steps
+                    loss = loss_fn(x_BT, *targets) / accumulation_steps
                 scaler.scale(loss).backward()
                 step_loss += loss.detach()
 
@@ -286,9 +310,12 @@ def train(
     return 0 if finished else 128 + signal_number
 
 
-def cross_entropy(logits_BTV: Tensor, y_BT: Tensor) -> Tensor:
-    """Mean negative log-likelihood of the characters y_BT, in nats per character."""
-    return F.cross_entropy(logits_BTV.flatten(0, 1).float(), y_BT.flatten())
+def cross_entropy(logits_BTV: Tensor, target: Tensor) -> Tensor:
+    """Mean negative log-likelihood in nats per character.
+
+    The target is the characters y_BT, or their probabilities, of shape (B, T, V).
+    """
+    return F.cross_entropy(logits_BTV.flatten(0, 1).float(), target.flatten(0, 1))
 
 
 @torch.no_grad()  # inference_mode would spoil tensors that an edited network keeps for training

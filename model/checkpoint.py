@@ -38,6 +38,7 @@ class Checkpoint:
     data_sha256: str = ""
     run_id: str = ""  # the same in all checkpoints of a run
     model: dict[str, Tensor] = field(default_factory=dict)  # state dict
+    teacher: dict[str, Tensor] = field(default_factory=dict)  # that of a first network
     optimizers: list[dict[str, Any]] = field(default_factory=list)  # state dicts
     scaler: dict[str, Any] = field(default_factory=dict)  # state dict
     step: int = 0  # optimizer steps done

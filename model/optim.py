@@ -39,6 +39,9 @@ class OptimConfig:
         float, "of the matrices in the blocks; with adamw of all matrices", "[0, 1e30]"
     ] = 0.5
     grad_clip: Annotated[float, "clip the gradient norm to this (0: never)", "[0, inf)"] = 1.0
+    teacher_iters: Annotated[
+        int, "steps of max_iters for a first network, from which a second one learns", "[0, inf)"
+    ] = 0
     train_temperature: Annotated[
         float, "softmax temperature in training only; below 1 against overconfidence", "[0.1, 10]"
     ] = 1.0
@@ -46,17 +49,25 @@ class OptimConfig:
     def __post_init__(self) -> None:
         if self.min_lr and not self.lr_decay_iters:
             raise UserError(f"min_lr is {self.min_lr}. It needs --lr_decay_iters.")
+        if self.teacher_iters >= self.max_iters:
+            raise UserError(
+                f"teacher_iters is {self.teacher_iters}, and max_iters {self.max_iters}. No steps "
+                "are left for the second network. Use a larger --max_iters."
+            )
 
 
 def learning_rate(step: int, config: OptimConfig) -> float:
     """The learning rate at step 0 .. max_iters - 1: a linear warmup, then a decay.
 
     The linear decay begins at step 0 and is capped by the warmup. The cosine decay begins after the
-    warmup (Loshchilov and Hutter 2017, "SGDR").
+    warmup (Loshchilov and Hutter 2017, "SGDR"). Each of two networks has its own warmup and decay.
     """
+    steps = config.teacher_iters
+    if step >= config.teacher_iters:
+        step, steps = step - config.teacher_iters, config.max_iters - config.teacher_iters
     warmup = (step + 1) / (config.warmup_iters + 1)
     if not config.lr_decay_iters:
-        return config.learning_rate * min(warmup, 1 - step / config.max_iters)
+        return config.learning_rate * min(warmup, 1 - step / steps)
     if step < config.warmup_iters:
         return config.learning_rate * warmup
     done = (step - config.warmup_iters) / max(1, config.lr_decay_iters - config.warmup_iters)

@@ -91,13 +91,21 @@ def overflow_at(monkeypatch, steps) -> None:
 
 
 @pytest.mark.parametrize(
-    ("grad_clip", "parts", "scaled", "temperature"),
-    [(0.0, 1, False, 1.0), (0.3, 2, False, 0.5), (0.3, 4, True, 2.0)],
+    ("grad_clip", "parts", "scaled", "temperature", "teacher_iters"),
+    [
+        (0.0, 1, False, 1.0, 0),
+        (0.3, 2, False, 0.5, 0),
+        (0.3, 4, True, 2.0, 0),
+        (0.3, 2, False, 0.5, 2),
+    ],
 )
 def test_training_equals_a_plain_loop(
-    tiny, text_file, monkeypatch, grad_clip, parts, scaled, temperature
+    tiny, text_file, monkeypatch, grad_clip, parts, scaled, temperature, teacher_iters
 ):
-    """With SGD: schedule, clipping, temperature; accumulation and scaling change nothing."""
+    """With SGD: schedule, clipping, temperature, a teacher.
+
+    Accumulation and scaling change nothing.
+    """
 
     def make_sgd(model, *_, **__):
         return [torch.optim.SGD(model.named_parameters(), lr=0.0)]
@@ -107,18 +115,27 @@ def test_training_equals_a_plain_loop(
         use_scaler(monkeypatch)
     flags = "--max_iters=5 --warmup_iters=1 --learning_rate=2 --log_interval=1 --dtype=float32"
     flags += f" --grad_clip={grad_clip} --gradient_accumulation_steps={parts}"
+    flags += f" --teacher_iters={teacher_iters}"
     assert tiny(f"{flags} --train_temperature={temperature} --out_dir=run") == 0
 
     corpus = open_corpus(DataConfig(data=str(text_file)), block_size=16)
+    network = GPTConfig(n_layer=2, n_head=2, n_embd=16, block_size=16)
     seed_all(1337)
-    model = GPT(
-        GPTConfig(n_layer=2, n_head=2, n_embd=16, block_size=16),
-        vocab_size=len(corpus.tokenizer.vocab),
-    )
+    model, teacher = GPT(network, vocab_size=len(corpus.tokenizer.vocab)), None
     expected = []
-    for step, lr in enumerate([1.0, 1.6, 1.2, 0.8, 0.4]):  # one step of warmup, then linear decay
+    # One step of warmup, then linear decay.
+    rates = [1.0, 1.0, 1.0, 4 / 3, 2 / 3] if teacher_iters else [1.0, 1.6, 1.2, 0.8, 0.4]
+    for step, lr in enumerate(rates):
+        if step == teacher_iters > 0:
+            teacher = model
+            seed_all(1337, step)
+            model = GPT(network, vocab_size=len(corpus.tokenizer.vocab))
         x_BT, y_BT = corpus.batch(16, 4, seed=1337, step=step, rows=slice(4))
-        loss = F.cross_entropy(model(x_BT).flatten(0, 1) / temperature, y_BT.flatten())
+        log_probs_NV = (model(x_BT).flatten(0, 1) / temperature).log_softmax(-1)
+        loss = F.nll_loss(log_probs_NV, y_BT.flatten())
+        if teacher:
+            probs_NV = teacher(x_BT).flatten(0, 1).softmax(-1).detach()
+            loss = (loss - (probs_NV * log_probs_NV).sum(-1).mean()) / 2
         gradients = torch.autograd.grad(loss, list(model.parameters()))
         norm = torch.cat([gradient.flatten() for gradient in gradients]).norm().item()
         expected.append((loss.item(), norm, lr))
@@ -170,6 +187,26 @@ def test_a_compiled_run_resumes_exactly_and_equals_an_eager_run(tiny, monkeypatc
     assert_same_run(Path("whole"), Path("killed"))
     assert tiny(f"{flags} --out_dir=eager") == 0
     assert_similar(Path("whole"), Path("eager"))
+
+
+def test_a_run_with_a_teacher_resumes_exactly_and_its_teacher_is_a_network_of_its_own(
+    tiny, monkeypatch
+):
+    flags = "--log_interval=1 --dropout=0.2"
+    at_steps(monkeypatch, [7, 8, 9], lambda _: shutil.copytree("whole", f"killed{len(killed())}"))
+    assert tiny(f"{flags} --max_iters=14 --teacher_iters=8 --eval_interval=1 --out_dir=whole") == 0
+    assert [checkpoint.load(run / "last.pt").step for run in killed()] == [7, 8, 9]
+    for run in killed():
+        assert train.main(["--resume", str(run)]) == 0
+        assert_same_run(Path("whole"), run)
+    assert tiny(f"{flags} --max_iters=8 --eval_interval=99 --out_dir=alone") == 0
+    alone = checkpoint.load("alone/last.pt")
+    assert equal(checkpoint.load("whole/last.pt").teacher, alone.model)
+    assert curve(Path("whole"), "val")[7] == (8, pytest.approx(alone.val_loss))
+
+
+def killed() -> list[Path]:
+    return sorted(Path().glob("killed*"))
 
 
 @pytest.mark.parametrize("T", [16, 40], ids=["T = block_size", "T > block_size"])
@@ -361,6 +398,14 @@ def test_patience_ends_a_run_and_best_pt_holds_its_best(tiny, monkeypatch, capsy
     assert checkpoint.load("run/last.pt").step == 20
     assert (summary(Path("run"))["best_val_loss"], summary(Path("run"))["val_loss"]) == (1.0, 1.5)
     assert "--resume run --patience 0" in capsys.readouterr().out
+
+
+def test_patience_begins_anew_with_the_second_network(tiny, monkeypatch):
+    losses = iter([1.0, 3.0, 2.0, 2.0, 2.0, 0.5])
+    monkeypatch.setattr(train, "evaluate", lambda *_: next(losses))
+    flags = "--max_iters=30 --teacher_iters=10 --eval_interval=5 --patience=3"
+    assert tiny(f"{flags} --out_dir=run") == 0
+    assert checkpoint.load("run/last.pt").step == 25  # three evaluations after 10
 
 
 def test_a_finished_run_completes_missing_files_and_goes_on_with_more_steps(tiny, monkeypatch):

@@ -45,6 +45,14 @@ def test_the_learning_rate_rises_linearly_until_a_line_falls_to_zero_at_the_end(
     assert rates[peak + 1 :] == pytest.approx([0.5 * (1 - i / 100) for i in range(peak + 1, 101)])
 
 
+def test_each_of_two_networks_has_a_warmup_and_a_decay_of_its_own():
+    def rates(**settings: int) -> list[float]:
+        config = OptimConfig(warmup_iters=3, **settings)
+        return [optim.learning_rate(step, config) for step in range(config.max_iters)]
+
+    assert rates(max_iters=30, teacher_iters=12) == rates(max_iters=12) + rates(max_iters=18)
+
+
 def test_the_learning_rate_falls_along_half_a_cosine_to_min_lr_and_stays_there():
     config = OptimConfig(
         max_iters=120, warmup_iters=20, learning_rate=0.5, lr_decay_iters=100, min_lr=0.1
