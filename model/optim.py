@@ -23,7 +23,7 @@ class OptimConfig:
     gradient_accumulation_steps: Annotated[
         int, "parts the batch is split into, to save memory", "[1, inf)"
     ] = 1
-    max_iters: Annotated[int, "optimizer steps", "[1, inf)"] = 1250
+    max_iters: Annotated[int, "optimizer steps", "[1, inf)"] = 1100
     optimizer: Annotated[
         Literal["muon", "adamw"], "of the matrices in the blocks; all else is AdamW's"
     ] = "muon"
