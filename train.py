@@ -135,13 +135,17 @@ def train(
 
     training_model = processes.wrap(model)
 
-    def model_loss(x_BT: Tensor, *targets: Tensor) -> Tensor:
-        """Mean over the targets: y_BT, and the teacher's predictions if there is one."""
+    def model_loss(x_BT: Tensor, y_BT: Tensor) -> Tensor:
         # A temperature below 1 sharpens the predictions in training only. Evaluation and sampling
         # are then less confident, as they should be after many epochs. (Guo et al. 2017, "On
         # calibration", fit a temperature after training.)
         logits_BTV = training_model(x_BT) / optim_config.train_temperature
-        return sum(cross_entropy(logits_BTV, target) for target in targets) / len(targets)
+        loss = cross_entropy(logits_BTV, y_BT)
+        if not state.teacher:
+            return loss
+        with torch.no_grad():
+            probs_BTV = teacher(x_BT).float().softmax(dim=-1)
+        return (loss + cross_entropy(logits_BTV, probs_BTV)) / 2
 
     def save(*names: str) -> None:
         if processes.is_main:
@@ -243,12 +247,8 @@ def train(
             step_loss = torch.zeros((), device=machine.device)
             for i, (x_BT, y_BT) in enumerate(micro_batches(step), start=1):
                 training_model.require_backward_grad_sync = i == accumulation_steps
-                targets = [y_BT]
-                if state.teacher:
-                    with torch.no_grad(), machine.autocast():
-                        targets.append(teacher(x_BT).float().softmax(dim=-1))
                 with machine.autocast():
-                    loss = loss_fn(x_BT, *targets) / accumulation_steps
+                    loss = loss_fn(x_BT, y_BT) / accumulation_steps
                 scaler.scale(loss).backward()
                 step_loss += loss.detach()
 

@@ -103,7 +103,7 @@ class Dropout(nn.Dropout):
         if not self.training or self.p == 0 or x.device.type != "cpu":
             return super().forward(x)
         count = (x.numel() + 7) // 8
-        random = torch.empty(count, dtype=torch.int64).random_(-(2**63), None)
+        random = torch.randint(-(2**63), 2**63 - 1, (count,))
         random_bytes = random.view(torch.uint8)[: x.numel()].view_as(x)
         threshold = min(max(round(256 * self.p), 1), 255)  # this many values of a byte mean drop
         return x * (random_bytes >= threshold) * (256 / (256 - threshold))
