@@ -29,6 +29,14 @@ def random_ids(*shape: int, V: int = 11) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("network", NETWORKS)
+def test_the_compiler_sees_a_network_as_one_graph_also_with_dropout(network):
+    """Where it cannot trace an operation, it may run all of `forward` uncompiled."""
+    model = random_gpt(network=network, dropout=0.5).float().train()
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.compile(model, fullgraph=True, backend="eager")(random_ids(2, 8))
+
+
+@pytest.mark.parametrize("network", NETWORKS)
 def test_logits_do_not_depend_on_future_characters(network):
     model, ids_BT = random_gpt(network=network), random_ids(2, 12)
     before = model(ids_BT)
