@@ -78,9 +78,10 @@ static void rotate(float *x, const float *cosine, const float *sine, int E) {
 
 /* softmax(q K / sqrt(D)) V for one head. */
 static void attend(const float *q, const float *K, const float *V, float *out, int S, int W, int D) {
-    float weights[W + COLUMNS], largest = -INFINITY, sum = 0;
+    float weights[W + COLUMNS], sum = 0;
     product(K, q, weights, 1, D, (S + COLUMNS - 1) / COLUMNS * COLUMNS, SET);
-    for (int s = 0; s < S; s++) largest = fmaxf(largest, weights[s]);
+    float largest = weights[0]; /* subtracted from all scores, so that exp cannot overflow */
+    for (int s = 1; s < S; s++) largest = fmaxf(largest, weights[s]);
     for (int s = 0; s < S; s++) sum += weights[s] = expf((weights[s] - largest) / sqrtf(D));
     for (int s = 0; s < S; s++) weights[s] /= sum;
     for (int d = 0; d < D; d += COLUMNS)
