@@ -195,11 +195,8 @@ def train(
         while True:
             step = state.step
             finished = step >= optim_config.max_iters
-            is_first_network_done = step > 0 and step == optim_config.teacher_iters
             is_interval = step > 0 and step % run_config.eval_interval == 0
-            evaluation_due = (
-                finished or is_interval or is_first_network_done or step == state.val_step
-            )
+            evaluation_due = finished or is_interval or step == state.val_step
             signal_number = int(processes.max(max(signals, default=0)))  # of any process
             if evaluation_due or signal_number:
                 # The steps that a GPU has queued are part of the training time.
@@ -232,7 +229,7 @@ def train(
 
             # The first network becomes the teacher of a second one, which starts anew. (Hinton et
             # al. 2015, "Distilling"; Furlanello et al. 2018, "Born-again neural networks".)
-            if is_first_network_done:
+            if step > 0 and step == optim_config.teacher_iters:
                 teacher.load_state_dict(model.state_dict())
                 state.teacher = teacher.state_dict()
                 seed_all(run_config.seed, step)

@@ -102,13 +102,13 @@ def overflow_at(monkeypatch, steps) -> None:
 def test_training_equals_a_plain_loop(
     tiny, text_file, monkeypatch, grad_clip, parts, scaled, temperature, teacher_iters
 ):
-    """With SGD: schedule, clipping, temperature, a teacher.
+    """With SGD: schedule, clipping, momentum, temperature, a teacher.
 
     Accumulation and scaling change nothing.
     """
 
     def make_sgd(model, *_, **__):
-        return [torch.optim.SGD(model.named_parameters(), lr=0.0)]
+        return [torch.optim.SGD(model.named_parameters(), lr=0.0, momentum=0.5)]
 
     monkeypatch.setattr(train, "make_optimizers", make_sgd)
     if scaled:
@@ -130,6 +130,8 @@ def test_training_equals_a_plain_loop(
             teacher = model
             seed_all(1337, step)
             model = GPT(network, vocab_size=len(corpus.tokenizer.vocab))
+        if step in (0, teacher_iters):
+            velocities = [torch.zeros_like(parameter) for parameter in model.parameters()]
         x_BT, y_BT = corpus.batch(16, 4, seed=1337, step=step, rows=slice(4))
         log_probs_NV = (model(x_BT).flatten(0, 1) / temperature).log_softmax(-1)
         loss = F.nll_loss(log_probs_NV, y_BT.flatten())
@@ -141,8 +143,10 @@ def test_training_equals_a_plain_loop(
         expected.append((loss.item(), norm, lr))
         with torch.no_grad():
             clip_factor = min(1, grad_clip / norm) if grad_clip else 1
-            for parameter, gradient in zip(model.parameters(), gradients, strict=True):
-                parameter.sub_(lr * clip_factor * gradient)
+            triples = zip(model.parameters(), velocities, gradients, strict=True)
+            for parameter, velocity, gradient in triples:
+                velocity.mul_(0.5).add_(clip_factor * gradient)
+                parameter.sub_(lr * velocity)
     assert max(norm for _, norm, _ in expected) > 0.3  # so that it is clipped
     for i, tag in enumerate(("loss", "optimizer/grad_norm", "optimizer/learning_rate")):
         logged = [value for _, value in curve(Path("run"), "train", tag)]
