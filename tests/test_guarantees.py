@@ -171,7 +171,7 @@ def test_a_killed_run_of_two_processes_resumes_with_one_like_a_run_that_was_not_
     train_in_two,
 ):
     """Bit for bit from the same checkpoint on. The numbers of processes differ by rounding."""
-    flags = "--max_iters=20 --warmup_iters=1 --eval_interval=5 --out_dir="
+    flags = "--max_iters=20 --warmup_iters=1 --eval_interval=5 --teacher_iters=8 --out_dir="
     assert end(*train_in_two(f"{flags}whole", copy_at_each_save)) == [0, 0]
     assert "2 processes" in Path("out0").read_text()
     assert Path("out1").read_text() == ""  # only one prints
