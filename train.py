@@ -13,7 +13,7 @@ import math
 import shutil
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
@@ -144,8 +144,16 @@ def train(
         if not state.teacher:
             return loss
         with torch.no_grad():
-            probs_BTV = teacher(x_BT).float().softmax(dim=-1)
+            probs_BTV = teacher(x_BT).float().softmax(dim=-1)  # at temperature 1, as in evaluation
         return (loss + cross_entropy(logits_BTV, probs_BTV)) / 2
+
+    def compile_loss() -> Callable[[Tensor, Tensor], Tensor]:
+        # Compiling makes a backward pass, which must not average gradients with other processes:
+        # if it failed in this one, they would wait.
+        training_model.require_backward_grad_sync = False
+        loss_fn = machine.compile(model_loss, config.system.compile, next(micro_batches(0)))
+        model.zero_grad()
+        return loss_fn
 
     def save(*names: str) -> None:
         if processes.is_main:
@@ -178,11 +186,7 @@ def train(
                     sys.stdout,
                 )
         # Only the training loss may be compiled; evaluation, saving and sampling use `model`.
-        # Compiling makes a backward pass, which must not average gradients with other processes:
-        # if it failed in this one, they would wait.
-        training_model.require_backward_grad_sync = False
-        loss_fn = machine.compile(model_loss, config.system.compile, next(micro_batches(0)))
-        model.zero_grad()  # compiling makes a forward and a backward pass
+        loss_fn = compile_loss()
         machine.bind_threads()
         if start.model:
             checkpoint.restore(start, model)  # an edited network may have buffers
@@ -230,8 +234,11 @@ def train(
             # The first network becomes the teacher of a second one, which starts anew. (Hinton et
             # al. 2015, "Distilling"; Furlanello et al. 2018, "Born-again neural networks".)
             if step > 0 and step == optim_config.teacher_iters:
+                logger.print(f"step {step:>6}  a second network starts, and learns from the first")
                 teacher.load_state_dict(model.state_dict())
                 state.teacher = teacher.state_dict()
+                state.best_val_loss = state.best_step = None
+                loss_fn = compile_loss()
                 seed_all(run_config.seed, step)
                 model.load_state_dict(make_network(model_config, len(vocab)).state_dict())
                 for optimizer in optimizers:

@@ -61,7 +61,7 @@ class TrainConfig:
         if self.run.init_from is not None and self.optim.teacher_iters > 0:
             raise UserError(
                 "both networks of teacher_iters start with random weights. Leave out "
-                "--teacher_iters or --init_from."
+                "--init_from, or add --teacher_iters 0."
             )
 
 

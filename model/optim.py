@@ -40,7 +40,7 @@ class OptimConfig:
     ] = 0.5
     grad_clip: Annotated[float, "clip the gradient norm to this (0: never)", "[0, inf)"] = 1.0
     teacher_iters: Annotated[
-        int, "steps of max_iters for a first network, from which a second one learns", "[0, inf)"
+        int, "steps of a first network; in the rest a second one learns from it, too", "[0, inf)"
     ] = 0
     train_temperature: Annotated[
         float, "softmax temperature in training only; below 1 against overconfidence", "[0.1, 10]"

@@ -183,7 +183,7 @@ def test_gradients_that_overflow_at_the_smallest_scale_end_the_run(tiny, monkeyp
 
 
 def test_a_compiled_run_resumes_exactly_and_equals_an_eager_run(tiny, monkeypatch, capsys):
-    flags = f"{STEPS} --n_layer=1 --dropout=0.2 --dtype=float32"
+    flags = f"{STEPS} --n_layer=1 --dropout=0.2 --dtype=float32 --teacher_iters=8"
     at_steps(monkeypatch, [13], lambda _: shutil.copytree("whole", "killed"))
     assert tiny(f"{flags} --compile=on --out_dir=whole") == 0
     assert train.main(["--resume", "killed"]) == 0
@@ -405,11 +405,12 @@ def test_patience_ends_a_run_and_best_pt_holds_its_best(tiny, monkeypatch, capsy
 
 
 def test_patience_begins_anew_with_the_second_network(tiny, monkeypatch):
-    losses = iter([1.0, 3.0, 2.0, 2.0, 2.0, 0.5])
+    losses = iter([1.0, 3.0, 2.5, 2.0, 2.2, 2.1, 0.5])  # the first two are of the first network
     monkeypatch.setattr(train, "evaluate", lambda *_: next(losses))
-    flags = "--max_iters=30 --teacher_iters=10 --eval_interval=5 --patience=3"
+    flags = "--max_iters=40 --teacher_iters=10 --eval_interval=5 --patience=2"
     assert tiny(f"{flags} --out_dir=run") == 0
-    assert checkpoint.load("run/last.pt").step == 25  # three evaluations after 10
+    assert checkpoint.load("run/best.pt").step == 20
+    assert checkpoint.load("run/last.pt").step == 30
 
 
 def test_a_finished_run_completes_missing_files_and_goes_on_with_more_steps(tiny, monkeypatch):
