@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 run=${1:?"usage: bash docs/pictures.sh runs/NAME [NANOGPT_DIR]"}
 nanogpt=${2:-}
-page=$(mktemp --suffix .html)
+page=$(mktemp -d)/page.html
 port=6017
 
 shoot() { # FILE WIDTH,HEIGHT URL
@@ -23,7 +23,7 @@ python sample.py "$run" --max_new_tokens 250 --attention "$page"
 shoot attention.png 1100,1980 "file://$page"
 
 tensorboard --logdir "$run" --port $port &
-trap 'kill $!; rm "$page"' EXIT
+trap 'kill $!; rm -r "$(dirname "$page")"' EXIT
 sleep 20
 kill -0 $! # fails if the port was taken
 shoot tensorboard.png 1300,700 "http://localhost:$port/?smoothing=0"
