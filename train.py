@@ -108,15 +108,15 @@ def train(
     # Model and optimizers
     seed_all(run_config.seed)
     model = make_network(model_config, vocab_size=len(vocab)).to(machine.device)
-    teacher = copy.deepcopy(model).eval() if optim_config.teacher_iters else None
+    teacher = None
+    if optim_config.teacher_iters:
+        teacher = copy.deepcopy(model).eval().requires_grad_(False)
     optimizers = make_optimizers(model, optim_config, muon_dtype=machine.dtype)
     scaler = machine.make_scaler()
 
     # State
     if start.model:
         checkpoint.restore(start, model, optimizers, scaler)
-    if start.teacher:
-        teacher.load_state_dict(start.teacher)
     new_chars = vocab[len(start.vocab) :]
     config = replace(config, run=replace(run_config, out_dir=None))  # chosen anew if repeated
     state = replace(start, config=to_dict(config), vocab=vocab, data_sha256=corpus.text.sha256)
@@ -135,25 +135,25 @@ def train(
 
     training_model = processes.wrap(model)
 
-    def model_loss(x_BT: Tensor, y_BT: Tensor) -> Tensor:
-        # A temperature below 1 sharpens the predictions in training only. Evaluation and sampling
-        # are then less confident, as they should be after many epochs. (Guo et al. 2017, "On
-        # calibration", fit a temperature after training.)
-        logits_BTV = training_model(x_BT) / optim_config.train_temperature
-        loss = cross_entropy(logits_BTV, y_BT)
-        if not state.teacher:
-            return loss
-        with torch.no_grad():
-            probs_BTV = teacher(x_BT).float().softmax(dim=-1)  # at temperature 1, as in evaluation
-        return (loss + cross_entropy(logits_BTV, probs_BTV)) / 2
-
-    def compile_loss() -> Callable[[Tensor, Tensor], Tensor]:
+    def compiled(network: nn.Module) -> Callable[[Tensor], Tensor]:
         # Compiling makes a backward pass, which must not average gradients with other processes:
         # if it failed in this one, they would wait.
         training_model.require_backward_grad_sync = False
-        loss_fn = machine.compile(model_loss, config.system.compile, next(micro_batches(0)))
+        x_BT, _ = next(micro_batches(0))
+        logits_fn = machine.compile(network, config.system.compile, x_BT)
         model.zero_grad()
-        return loss_fn
+        return logits_fn
+
+    def training_loss(x_BT: Tensor, y_BT: Tensor) -> Tensor:
+        # A temperature below 1 sharpens the predictions in training only. Evaluation and sampling
+        # are then less confident, as they should be after many epochs. (Guo et al. 2017, "On
+        # calibration", fit a temperature after training.)
+        logits_BTV = training_logits(x_BT) / optim_config.train_temperature
+        loss = cross_entropy(logits_BTV, y_BT)
+        if not state.teacher:
+            return loss
+        probs_BTV = teacher_logits(x_BT).float().softmax(dim=-1)  # at temperature 1
+        return (loss + cross_entropy(logits_BTV, probs_BTV)) / 2
 
     def save(*names: str) -> None:
         if processes.is_main:
@@ -185,11 +185,15 @@ def train(
                     f"{' '.join(map(repr, new_chars)) or 'none'}",
                     sys.stdout,
                 )
-        # Only the training loss may be compiled; evaluation, saving and sampling use `model`.
-        loss_fn = compile_loss()
+        # Compiled networks only train; evaluation, saving and sampling use `model`.
+        training_logits = compiled(training_model)
+        teacher_logits = compiled(teacher) if start.teacher else None
         machine.bind_threads()
+        # Compiling may have changed the buffers of an edited network.
         if start.model:
-            checkpoint.restore(start, model)  # an edited network may have buffers
+            checkpoint.restore(start, model)
+        if start.teacher:
+            teacher.load_state_dict(start.teacher)
 
         # ------------------------------------------------------------------------ The training loop
         def chars_per_second() -> float:
@@ -238,7 +242,7 @@ def train(
                 teacher.load_state_dict(model.state_dict())
                 state.teacher = teacher.state_dict()
                 state.best_val_loss = state.best_step = None
-                loss_fn = compile_loss()
+                teacher_logits = compiled(teacher)
                 seed_all(run_config.seed, step)
                 model.load_state_dict(make_network(model_config, len(vocab)).state_dict())
                 for optimizer in optimizers:
@@ -252,7 +256,7 @@ def train(
             for i, (x_BT, y_BT) in enumerate(micro_batches(step), start=1):
                 training_model.require_backward_grad_sync = i == accumulation_steps
                 with machine.autocast():
-                    loss = loss_fn(x_BT, y_BT) / accumulation_steps
+                    loss = training_loss(x_BT, y_BT) / accumulation_steps
                 scaler.scale(loss).backward()
                 step_loss += loss.detach()
 

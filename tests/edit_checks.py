@@ -229,9 +229,9 @@ def optimizers_follow() -> None:
 def resumes_exactly_after_compiling() -> None:
     """Also a network with buffers, in which compiling, which calls it once, changes them."""
 
-    def call_once(self, loss_fn, mode, batch):
-        loss_fn(*batch)
-        return loss_fn
+    def call_once(self, network, mode, x_BT):
+        network(x_BT)
+        return network
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(train.Machine, "compile", call_once)

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from model.run.errors import UserError, print_line
 from model.run.processes import Processes
@@ -83,28 +83,31 @@ class Machine:
             for cpu, thread in zip(sorted(os.sched_getaffinity(0)), self.threads, strict=True):
                 os.sched_setaffinity(thread, {cpu})
 
-    def compile(
-        self, loss_fn: Callable[[Tensor, Tensor], Tensor], mode: str, batch: list[Tensor]
-    ) -> Callable[[Tensor, Tensor], Tensor]:
-        """`loss_fn`, compiled if `mode` asks for it and the compiler can.
+    def compile(self, network: nn.Module, mode: str, x_BT: Tensor) -> Callable[[Tensor], Tensor]:
+        """`network`, compiled if `mode` asks for it and the compiler can.
 
-        A compiler fails at the first call, so this makes that call, on `batch`, with its backward
-        pass; the caller clears the gradients. If it fails, one warning says why, and `loss_fn`
+        A compiler fails at the first call, so this makes that call, on `x_BT`, with its backward
+        pass; the caller clears the gradients. If it fails, one warning says why, and `network`
         itself is returned.
         """
         if mode in ("off", "False") or (mode == "auto" and self.device.type != "cuda"):
-            return loss_fn
-        # On a CPU, PyTorch's own random numbers are faster than the compiler's, and equal to
-        # those of a run that is not compiled.
-        options = {"fallback_random": self.device.type == "cpu"}
-        compiled = torch.compile(loss_fn, dynamic=False, options=options)
+            return network
+        options = {}
+        if self.device.type == "cpu":
+            # PyTorch's own random numbers are faster than the compiler's, and equal to those of a
+            # run that is not compiled. A result of more than ten operations is stored, not
+            # computed again where it is used: the angles of a rotation, for example.
+            options = {"fallback_random": True, "realize_opcount_threshold": 10}
+        compiled = torch.compile(network, dynamic=False, options=options)
         try:
             with self.autocast():
-                compiled(*batch).backward()
+                logits_BTV = compiled(x_BT)
+            if logits_BTV.requires_grad:
+                logits_BTV.sum().backward()
         except Exception as error:  # the compiler raises exceptions of many types
             problem = str(error).strip().partition("\n")[0][:200]
             print_line(f"warning: training goes on without torch.compile: {problem}", sys.stderr)
-            return loss_fn
+            return network
         return compiled
 
 

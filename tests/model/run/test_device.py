@@ -18,7 +18,7 @@ from model.run.processes import Processes
 from tests.conftest import ROOT
 
 CPU, CUDA, MPS = torch.device("cpu"), torch.device("cuda"), torch.device("mps")
-BATCH = [torch.ones(3, requires_grad=True), torch.ones(3)]
+X = torch.ones(3, requires_grad=True)
 
 
 @pytest.mark.parametrize("accelerator", [CUDA, MPS, None])
@@ -107,42 +107,42 @@ def test_threads_are_bound_each_to_its_cpu_unless_the_user_places_them(variable)
     assert sorted(places) == ([[cpu] for cpu in cpus] if is_bound else [])
 
 
-def loss_fn(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return (x * y).sum()
+def network(x: torch.Tensor) -> torch.Tensor:
+    return 2 * x
 
 
 def fail(*args: object) -> None:
     raise RuntimeError("no C++ compiler\nand a long story")
 
 
-def fail_in_backward(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    loss = loss_fn(x, y)
-    loss.register_hook(fail)
-    return loss
+def fail_in_backward(x: torch.Tensor) -> torch.Tensor:
+    logits = network(x)
+    logits.register_hook(fail)
+    return logits
 
 
-compiled_loss_fn = functools.partial(loss_fn)
+compiled_network = functools.partial(network)
 
 
 @pytest.mark.parametrize(
     ("mode", "kind", "compiled", "is_used"),
     [
-        ("on", CPU, compiled_loss_fn, True),
-        ("auto", CUDA, compiled_loss_fn, True),
-        ("auto", CPU, compiled_loss_fn, False),
-        ("off", CUDA, compiled_loss_fn, False),
+        ("on", CPU, compiled_network, True),
+        ("auto", CUDA, compiled_network, True),
+        ("auto", CPU, compiled_network, False),
+        ("off", CUDA, compiled_network, False),
         ("on", CPU, fail, False),
         ("on", CPU, fail_in_backward, False),
     ],
 )
-def test_the_compiled_loss_is_used_if_wanted_and_a_compiler_that_fails_costs_one_warning(
+def test_the_compiled_network_is_used_if_wanted_and_a_compiler_that_fails_costs_one_warning(
     monkeypatch, capsys, mode, kind, compiled, is_used
 ):
-    monkeypatch.setattr(torch, "compile", lambda loss, **options: compiled)
-    used = Machine(kind, torch.float32).compile(loss_fn, mode, BATCH)
-    assert used is (compiled if is_used else loss_fn)
+    monkeypatch.setattr(torch, "compile", lambda network, **options: compiled)
+    used = Machine(kind, torch.float32).compile(network, mode, X)
+    assert used is (compiled if is_used else network)
     warning = "warning: training goes on without torch.compile: no C++ compiler\n"
-    assert capsys.readouterr().err == ("" if compiled is compiled_loss_fn else warning)
+    assert capsys.readouterr().err == ("" if compiled is compiled_network else warning)
 
 
 def test_random_numbers_are_a_function_of_the_seeds_key():
