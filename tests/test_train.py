@@ -209,6 +209,18 @@ def test_a_run_with_a_teacher_resumes_exactly_and_its_teacher_is_a_network_of_it
     assert curve(Path("whole"), "val")[7] == (8, pytest.approx(alone.val_loss))
 
 
+def test_the_teacher_predicts_without_dropout_and_is_not_trained(tiny, monkeypatch):
+    networks = []
+    monkeypatch.setattr(
+        Machine, "compile", lambda _, network, *__: networks.append(network) or network
+    )
+    assert tiny("--max_iters=6 --teacher_iters=3 --dropout=0.2 --out_dir=run") == 0
+    _, teacher = networks
+    assert not any(module.training for module in teacher.modules())
+    assert all(parameter.grad is None for parameter in teacher.parameters())
+    assert equal(teacher.state_dict(), checkpoint.load("run/last.pt").teacher)
+
+
 def killed() -> list[Path]:
     return sorted(Path().glob("killed*"))
 
