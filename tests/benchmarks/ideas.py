@@ -135,7 +135,6 @@ AWAY: list[tuple[str, tuple[str, ...], Edit]] = [
     ("AdamW, learning rate 7e-3", (*ADAMW, "--learning_rate=7e-3"), []),
     ("cosine decay to a tenth", COSINE, []),
     ("examples with replacement", (), WITH_REPLACEMENT),
-    ("sums in float32", (), FLOAT32_SUMS),
 ]
 
 
