@@ -20,7 +20,7 @@ from data.tokenizer import CharTokenizer
 from model.run.errors import UserError
 
 EVAL_BATCH_CHARS = 4096  # per evaluation batch: fits the processor's cache
-MAX_EVAL_CHARS = 1 << 22  # at most this many validation characters are evaluated
+MAX_EVAL_CHARS = 1 << 20  # at most this many validation characters are evaluated
 
 
 @dataclass(frozen=True)
