@@ -152,7 +152,7 @@ def train(
         loss = cross_entropy(logits_BTV, y_BT)
         if not state.teacher:
             return loss
-        probs_BTV = teacher_logits(x_BT).float().softmax(dim=-1)  # at temperature 1
+        probs_BTV = teacher_logits(x_BT).float().softmax(dim=-1)  # as it is evaluated
         return (loss + cross_entropy(logits_BTV, probs_BTV)) / 2
 
     def save(*names: str) -> None:
@@ -245,8 +245,7 @@ def train(
                 teacher_logits = compiled(teacher)
                 seed_all(run_config.seed, step)
                 model.load_state_dict(make_network(model_config, len(vocab)).state_dict())
-                for optimizer in optimizers:
-                    optimizer.state.clear()
+                optimizers[:] = make_optimizers(model, optim_config, muon_dtype=machine.dtype)
 
             # Forward and backward pass
             step_start = time.perf_counter()

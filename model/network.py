@@ -40,7 +40,7 @@ class GPTConfig:
     n_embd: Annotated[int, "channels of the residual stream", "[1, 100000]"] = 128
     block_size: Annotated[int, "context: how many characters attention sees", "[1, 1000000]"] = 256
     dropout: Annotated[
-        float, "share of the numbers set to 0; quill on a CPU: a multiple of 1/256", "[0, 1)"
+        float, "share of the numbers set to 0; quill on a CPU rounds it to n/256", "[0, 1)"
     ] = 0.0
     bias: Annotated[bool, "network gpt: biases in linear layers and LayerNorm"] = False
 

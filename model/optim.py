@@ -29,7 +29,7 @@ class OptimConfig:
     ] = "muon"
     learning_rate: Annotated[float, "peak learning rate, of AdamW and Muon", "[0, 1e30]"] = 7e-3
     lr_decay_iters: Annotated[
-        int, "steps of a cosine decay to min_lr (0: linear, to zero at max_iters)", "[0, inf)"
+        int, "steps of a cosine decay to min_lr (0: linear to zero at the end)", "[0, inf)"
     ] = 0
     min_lr: Annotated[float, "learning rate after the cosine decay", "[0, 1e30]"] = 0.0
     warmup_iters: Annotated[int, "steps in which the learning rate rises", "[0, inf)"] = 20
@@ -59,12 +59,14 @@ class OptimConfig:
 def learning_rate(step: int, config: OptimConfig) -> float:
     """The learning rate at step 0 .. max_iters - 1: a linear warmup, then a decay.
 
-    The linear decay begins at step 0 and is capped by the warmup. The cosine decay begins after the
-    warmup (Loshchilov and Hutter 2017, "SGDR"). Each of two networks has its own warmup and decay.
+    It is the smaller of two straight lines: up to the peak during the warmup, and from the peak at
+    step 0 to zero at the end. A cosine decay begins after the warmup (Loshchilov and Hutter 2017,
+    "SGDR"). Of two networks (teacher_iters), each has its own warmup and decay.
     """
-    steps = config.teacher_iters
+    first, end = 0, config.teacher_iters
     if step >= config.teacher_iters:
-        step, steps = step - config.teacher_iters, config.max_iters - config.teacher_iters
+        first, end = config.teacher_iters, config.max_iters
+    step, steps = step - first, end - first  # of this network
     warmup = (step + 1) / (config.warmup_iters + 1)
     if not config.lr_decay_iters:
         return config.learning_rate * min(warmup, 1 - step / steps)
@@ -95,11 +97,10 @@ def make_optimizers(
         ]
         groups = [group for group in groups if group["params"]]
         return [AdamW(groups, config.learning_rate, betas, fused=True)]
-    in_blocks = {id(parameter) for parameter in model.blocks.parameters()}
     matrices, others = [], []
     for name, parameter in model.named_parameters():
         is_matrix = parameter.ndim >= 2 and min(parameter.shape[-2:]) > 1
-        is_block_matrix = is_matrix and id(parameter) in in_blocks
+        is_block_matrix = is_matrix and name.startswith("blocks.")
         (matrices if is_block_matrix else others).append((name, parameter))
     adamw = AdamW(others, config.learning_rate, betas, weight_decay=0.0, fused=True)
     if not matrices:
@@ -112,8 +113,9 @@ class Muon(Optimizer):
     """Muon with normalized rows, in which all matrices of one shape take their step together.
 
     The update is orthogonalized Nesterov momentum (Jordan et al. 2024, "Muon"). Each of its rows,
-    which are the weights of one output, is scaled to AdamW's update RMS of about 0.2 (Liu et al.
-    2025, "Muon is scalable", scale the whole matrix; Li et al. 2025, "NorMuon", each row).
+    which are the weights of one output, is scaled to AdamW's update RMS of about 0.2. (Liu et al.
+    2025, "Muon is scalable", scale the whole matrix; Li et al. 2025, "NorMuon", each row by a
+    running mean.)
     `torch.optim.Muon` takes one small matrix after the other, which leaves the processor mostly
     idle: three times as slow.
     """

@@ -91,7 +91,7 @@ class GPT(nn.Module):
         self.init_weights()
 
     def init_weights(self) -> None:
-        """Small random weights; in `proj` smaller by the root of the number of sums in x_BTC."""
+        """Small random weights; in `proj` smaller by the root of the number of layers with one."""
         for name, parameter in self.named_parameters():
             if name.endswith("bias"):
                 nn.init.zeros_(parameter)

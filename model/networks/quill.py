@@ -118,16 +118,15 @@ class TokenShift(nn.Module):
 
     def forward(self, x_BTC: Tensor, cache: Cache | None = None) -> Tensor:
         """x_BTC to out_BTC. With a `cache`, x_BTC continues the text in it."""
-        B, T, C = x_BTC.shape
+        B, _, C = x_BTC.shape
         last_B2C = x_BTC.new_zeros(B, 2, C)
         if cache is not None:
             last_B2C = cache.last_inputs.get(self, last_B2C)
-            cache.last_inputs[self] = torch.cat((last_B2C, x_BTC), dim=1)[:, -2:]
-        _, last_1, last_2 = last_B2C.tensor_split(3, dim=-1)
-        now, shifted_1, shifted_2 = x_BTC.tensor_split(3, dim=-1)
-        shifted_1 = torch.cat((last_1[:, 1:], shifted_1), dim=1)[:, :T]
-        shifted_2 = torch.cat((last_2, shifted_2), dim=1)[:, :T]
-        return torch.cat((now, shifted_1, shifted_2), dim=-1)
+        padded_BTC = torch.cat((last_B2C, x_BTC), dim=1)  # two positions more than x_BTC
+        if cache is not None:
+            cache.last_inputs[self] = padded_BTC[:, -2:]
+        now, shifted_1, shifted_2 = padded_BTC.tensor_split(3, dim=-1)
+        return torch.cat((now[:, 2:], shifted_1[:, 1:-1], shifted_2[:, :-2]), dim=-1)
 
 
 class Block(nn.Module):
@@ -177,7 +176,7 @@ class GPT(nn.Module):
         self.init_weights()
 
     def init_weights(self) -> None:
-        """Small random weights; in `proj` smaller by the root of the number of sums in x_BTC."""
+        """Small random weights; in `proj` smaller by the root of the number of layers with one."""
         for name, parameter in self.named_parameters():
             if name.endswith("proj.weight"):
                 nn.init.normal_(parameter, std=0.02 * (3 * self.config.n_layer) ** -0.5)

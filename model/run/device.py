@@ -54,7 +54,7 @@ class Machine:
         return str(self.dtype).removeprefix("torch.")
 
     def autocast(self) -> torch.autocast:
-        """Inside, matrix products run in `dtype`; weights and sums stay float32."""
+        """Inside, matrix products run in `dtype`; weights and their gradients stay float32."""
         return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
 
     def to_device(self, *batch: Tensor) -> list[Tensor]:

@@ -38,16 +38,16 @@ QUILL, CORPUS = "model/networks/quill.py", "data/corpus.py"
 Edit = list[tuple[str, str, str]]  # file, regular expression, replacement
 
 # What stands in the textbook in place of an idea of Quill.
-NO_SHIFT = [(QUILL, r"        B, T, C = x_BTC\.shape\n", "        return x_BTC\n")]
+NO_SHIFT = [(QUILL, r"        B, _, C = x_BTC\.shape\n", "        return x_BTC\n")]
 LEARNED_SHIFT = [
     (QUILL, r"TokenShift\(\)", "TokenShift(config.n_embd)"),
-    (QUILL, r"(    def forward\(self, x_BTC.*\n.*\n        B, T, C = x_BTC\.shape\n)",
+    (QUILL, r"(    def forward\(self, x_BTC.*\n.*\n)        B, _, C = x_BTC\.shape\n",
      r"    def __init__(self, C: int) -> None:\n        super().__init__()\n"
      r"        self.mix_1 = nn.Parameter(torch.zeros(C))\n"
      r"        self.mix_2 = nn.Parameter(torch.zeros(C))\n\n\1"
      r"        padded = F.pad(x_BTC, (0, 0, 2, 0))\n"
-     r"        out_BTC = torch.addcmul(x_BTC, self.mix_1, padded[:, 1 : T + 1])\n"
-     r"        return torch.addcmul(out_BTC, self.mix_2, padded[:, :T])\n"),
+     r"        out_BTC = torch.addcmul(x_BTC, self.mix_1, padded[:, 1:-1])\n"
+     r"        return torch.addcmul(out_BTC, self.mix_2, padded[:, :-2])\n"),
 ]  # fmt: skip
 QK_NORM = [(QUILL, r"rotate\((self\.split_heads.*?), cos_TE", r"rotate(norm(\1), cos_TE")]
 NO_POSITIONS = [
