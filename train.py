@@ -8,7 +8,6 @@ START_TIME = time.perf_counter()  # so that `seconds` includes the imports
 # CPU after 0.2 ms, not after several milliseconds.
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
-import copy
 import math
 import shutil
 import sys
@@ -110,7 +109,9 @@ def train(
     model = make_network(model_config, vocab_size=len(vocab)).to(machine.device)
     teacher = None
     if optim_config.teacher_iters:
-        teacher = copy.deepcopy(model).eval().requires_grad_(False)
+        teacher = make_network(model_config, vocab_size=len(vocab)).to(machine.device)
+        teacher.eval()
+        teacher.requires_grad_(False)
     optimizers = make_optimizers(model, optim_config, muon_dtype=machine.dtype)
     scaler = machine.make_scaler()
 
@@ -158,6 +159,7 @@ def train(
     def save(*names: str) -> None:
         if processes.is_main:
             state.seconds = start.seconds + time.perf_counter() - START_TIME
+            state.teacher = teacher.state_dict() if state.teacher else {}
             checkpoint.capture(state, model, optimizers, scaler)
             logger.flush()  # first: a resumed run does not log these steps again
             checkpoint.save(state, *(run_dir / name for name in names))
@@ -328,6 +330,7 @@ def cross_entropy(logits_BTV: Tensor, target: Tensor) -> Tensor:
 @torch.no_grad()  # inference_mode would spoil tensors that an edited network keeps for training
 def evaluate(model: nn.Module, corpus: Corpus, machine: Machine) -> float:
     """Mean loss over the validation split, in nats per character. Deterministic."""
+    seed_all(0)  # for a network that draws random numbers here, too
     model.eval()
     processes = machine.processes
     batches = corpus.eval_batches(model.config.block_size)[processes.rank :: processes.world_size]

@@ -243,6 +243,14 @@ def resumes_exactly_after_compiling() -> None:
     assert_same_run(Path("whole"), Path("resumed"))
 
 
+def learns_from_the_same_teacher() -> None:
+    """`mine`, which computes what quill does, also does so with a teacher."""
+    for network in ("quill", "mine"):
+        flags = ("--network", network, "--teacher_iters", "8", "--out_dir", network)
+        assert train_tiny(*flags) == 0
+    assert curve(Path("quill"), "train") == curve(Path("mine"), "train")
+
+
 def keeps_tensors_of_an_evaluation() -> None:
     """A layer may keep a tensor that it made in an evaluation, and use it in training."""
     flags = ("--dtype", "float32", "--out_dir", "run")

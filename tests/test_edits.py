@@ -359,6 +359,14 @@ def test_a_network_may_keep_tensors_of_an_evaluation_for_training(run_edited):
     run_edited(edit, "keeps_tensors_of_an_evaluation")
 
 
+def test_the_teacher_of_a_network_that_holds_functions_is_not_tied_to_the_second_one(run_edited):
+    code = (ROOT / GPT).read_text("utf-8")
+    code = code.replace(MLP_PROJ, MLP_PROJ + f"        self.act = lambda x_BTC: {MLP_ACTIVATION}\n")
+    code = code.replace(f"self.proj({MLP_ACTIVATION})", "self.proj(self.act(x_BTC))")
+    assert "self.proj(self.act(x_BTC))" in code
+    run_edited([("model/networks/mine.py", "", code)], "learns_from_the_same_teacher")
+
+
 def test_a_network_with_buffers_resumes_exactly_also_after_compiling(run_edited):
     edit = [
         (GPT, MLP_PROJ, MLP_PROJ + "        self.norm = nn.BatchNorm1d(config.n_embd)\n"),

@@ -21,7 +21,7 @@ from configs.training import TrainConfig
 from model import checkpoint
 from model.checkpoint import Checkpoint
 from model.generate import GenerationConfig, stream
-from model.networks.quill import GPT
+from model.network import make_network
 from tests.benchmarks.peer import ROOT, arguments, machine
 
 MANY = 64  # texts written together
@@ -42,7 +42,7 @@ print("speed", length / (time.perf_counter() - start_time))
 
 def quill(saved: Checkpoint, count: int, length: int) -> float:
     """Characters per second of `count` texts together."""
-    model = GPT(make_config(TrainConfig, saved.config).model, len(saved.vocab)).eval()
+    model = make_network(make_config(TrainConfig, saved.config).model, len(saved.vocab)).eval()
     checkpoint.restore(saved, model)
     config = GenerationConfig(max_new_tokens=length, num_samples=count)
     start_time = time.perf_counter()
