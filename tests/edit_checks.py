@@ -251,6 +251,25 @@ def learns_from_the_same_teacher() -> None:
     assert curve(Path("quill"), "train") == curve(Path("mine"), "train")
 
 
+def resumes_exactly_with_a_teacher() -> None:
+    """Also a network whose buffers are replaced in each training step, those of the teacher too."""
+    flags = ("--max_iters", "12", "--teacher_iters", "5", "--out_dir")
+    assert train_tiny(*flags, "whole") == 0
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt_at_step(patch, 8)
+        assert train_tiny(*flags, "resumed") == 128 + signal.SIGTERM
+    assert train.main(["--resume", "resumed"]) == 0
+    assert_same_run(Path("whole"), Path("resumed"))
+
+
+def evaluates_alike_after_a_resume() -> None:
+    """The evaluation that a resumed run repeats has the same loss."""
+    assert train_tiny("--max_iters", "4", "--out_dir", "run") == 0
+    val_loss = checkpoint.load("run/last.pt").val_loss
+    assert train.main(["--resume", "run"]) == 0
+    assert checkpoint.load("run/last.pt").val_loss == val_loss
+
+
 def keeps_tensors_of_an_evaluation() -> None:
     """A layer may keep a tensor that it made in an evaluation, and use it in training."""
     flags = ("--dtype", "float32", "--out_dir", "run")

@@ -359,6 +359,21 @@ def test_a_network_may_keep_tensors_of_an_evaluation_for_training(run_edited):
     run_edited(edit, "keeps_tensors_of_an_evaluation")
 
 
+def test_a_network_that_draws_random_numbers_in_evaluation_is_evaluated_alike(run_edited):
+    edit = [(GPT, EMBED, f"{EMBED}\n        x_BTC = F.dropout(x_BTC, 0.1)")]
+    run_edited(edit, "evaluates_alike_after_a_resume")
+
+
+def test_a_teacher_with_buffers_that_change_is_saved_as_it_is(run_edited):
+    edit = [
+        (GPT, MLP_PROJ, MLP_PROJ + '        self.register_buffer("calls", torch.zeros(()))\n'),
+        (GPT, f"        return self.proj({MLP_ACTIVATION})",
+         "        if torch.is_grad_enabled():\n            self.calls = self.calls + 1\n"
+         f"        return self.proj({MLP_ACTIVATION}) * (1 + self.calls.sin() / 10)"),
+    ]  # fmt: skip
+    run_edited(edit, "resumes_exactly_with_a_teacher")
+
+
 def test_the_teacher_of_a_network_that_holds_functions_is_not_tied_to_the_second_one(run_edited):
     code = (ROOT / GPT).read_text("utf-8")
     code = code.replace(MLP_PROJ, MLP_PROJ + f"        self.act = lambda x_BTC: {MLP_ACTIVATION}\n")
