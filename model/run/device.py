@@ -92,6 +92,7 @@ class Machine:
         """
         if mode in ("off", "False") or (mode == "auto" and self.device.type != "cuda"):
             return network
+        torch.use_deterministic_algorithms(True)  # tells the compiler, too
         options = {}
         if self.device.type == "cpu":
             # PyTorch's own random numbers are faster than the compiler's, and equal to those of a
@@ -165,7 +166,8 @@ def training_machine(config: DeviceConfig, processes: Processes) -> Machine:
         torch.cuda.set_device(device)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS needs it
     # Otherwise the embedding's backward pass on a CPU adds up in a different order each time.
-    torch.use_deterministic_algorithms(True)
+    # (torch.use_deterministic_algorithms does the same, and imports the compiler, which takes 1 s.)
+    torch.set_deterministic_debug_mode("error")
     torch.utils.deterministic.fill_uninitialized_memory = False
     torch.set_float32_matmul_precision("high")
     threads = ()

@@ -65,7 +65,7 @@ def test_matrix_products_run_in_the_dtype_and_float16_is_scaled_and_needs_cuda(d
 def test_each_process_has_a_gpu_of_its_own(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
-    monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda mode: None)
+    monkeypatch.setattr(torch, "set_deterministic_debug_mode", lambda mode: None)
     monkeypatch.setattr(device, "choose_device", torch.device)
     processes = Processes()
     processes.world_size = 6  # on three machines
