@@ -23,6 +23,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
+from configs.minutes import choose_config
+from configs.recipe import Budget
 from configs.schema import to_dict, to_toml
 from configs.training import TrainConfig, load_config, parse_train_command
 from data.corpus import Corpus, open_corpus
@@ -61,7 +63,7 @@ def main(argv: list[str]) -> int:
                 meta = command.given.get("meta")
                 other = load_nanogpt(path, meta) if meta else checkpoint.load(path)
                 start = Checkpoint(config=other.config, vocab=other.vocab, model=other.model)
-            config = load_config(command, start.config)
+            config = load_config(command, start.config, Budget())
             if processes.is_main:
                 run_dir = stack.enter_context(new_run_dir(config.run.out_dir))
         else:
@@ -71,21 +73,51 @@ def main(argv: list[str]) -> int:
                 stack.enter_context(lock_run_dir(run_dir))
             processes.wait_for_all()  # read the checkpoint only when nobody can write it
             start = checkpoint.load_to_resume(path)
-            config = load_config(command, start.config)
+            config = load_config(command, start.config, Budget())
         with out_of_memory_hint(
             "A smaller --batch_size, --block_size, --n_layer or --n_embd, or a larger "
             "--gradient_accumulation_steps needs less."
         ):
-            return train(config, processes, run_dir, start)
+            with processes.main_first():
+                corpus = open_corpus(config.data, config.model.block_size, start.vocab)
+            if start.is_resumed and start.data_sha256 != corpus.text.sha256:
+                raise UserError(
+                    f"{corpus.name} is not the text of this run. "
+                    f"To go on with another text, start a new run with --init_from {run_dir}."
+                )
+            if command.uses_recipe:
+
+                def rehearse(config: TrainConfig) -> Checkpoint:
+                    status, state = train(config, corpus, processes, None, start, rehearsal=True)
+                    return state if status == 0 else sys.exit(status)
+
+                config, reason = choose_config(
+                    command,
+                    start.config,
+                    corpus.train_chars,
+                    corpus.eval_chars(config.model.block_size),
+                    START_TIME,
+                    processes,
+                    rehearse,
+                )
+                if processes.is_main:
+                    print_line(reason, sys.stdout)
+            status, _ = train(config, corpus, processes, run_dir, start)
+            return status
 
 
 def train(
-    config: TrainConfig, processes: Processes, run_dir: Path | None, start: Checkpoint
-) -> int:
+    config: TrainConfig,
+    corpus: Corpus,
+    processes: Processes,
+    run_dir: Path | None,
+    start: Checkpoint,
+    rehearsal: bool = False,
+) -> tuple[int, Checkpoint]:
     """Train from `start` to the end. The main process writes to `run_dir`.
 
-    Returns the exit status: 0, or 128 + n after signal n. Raises UserError if a resumed run has
-    another text.
+    A rehearsal writes and prints nothing, and evaluates only every eval_interval. Returns the exit
+    status, 0 or 128 + n after signal n, and the last state.
     """
     # ------------------------------------------------------------------------------- Preparation
     model_config, optim_config, run_config = config.model, config.optim, config.run
@@ -93,18 +125,10 @@ def train(
     accumulation_steps = optim_config.gradient_accumulation_steps
     rows = processes.batch_rows(batch_size, accumulation_steps)
     machine = training_machine(config.system, processes)
-
-    # Data
-    with processes.main_first():
-        corpus = open_corpus(config.data, block_size, start.vocab)
-    if start.is_resumed and start.data_sha256 != corpus.text.sha256:
-        raise UserError(
-            f"{corpus.name} is not the text of this run. "
-            f"To go on with another text, start a new run with --init_from {run_dir}."
-        )
-    vocab = corpus.tokenizer.vocab
+    writes = processes.is_main and not rehearsal
 
     # Model and optimizers
+    vocab = corpus.tokenizer.vocab
     seed_all(run_config.seed)
     model = make_network(model_config, vocab_size=len(vocab)).to(machine.device)
     teacher = None
@@ -123,7 +147,7 @@ def train(
     state = replace(start, config=to_dict(config), vocab=vocab, data_sha256=corpus.text.sha256)
     state.run_id = start.run_id or uuid.uuid4().hex
     logger = SilentLogger()
-    if processes.is_main:
+    if writes:
         logger = RunLogger(
             run_dir, state.config, to_toml(config), state.step, optim_config.max_iters
         )
@@ -157,7 +181,7 @@ def train(
         return (loss + cross_entropy(logits_BTV, probs_BTV)) / 2
 
     def save(*names: str) -> None:
-        if processes.is_main:
+        if writes:
             state.seconds = start.seconds + time.perf_counter() - START_TIME
             state.teacher = teacher.state_dict() if state.teacher else {}
             checkpoint.capture(state, model, optimizers, scaler)
@@ -166,7 +190,7 @@ def train(
 
     with catch_signals() as signals, closing(logger):
         n_params = sum(parameter.numel() for parameter in model.parameters())
-        if processes.is_main:
+        if writes:
             for note in source.notes:
                 print_line(note, sys.stderr)
             print_line(
@@ -206,7 +230,7 @@ def train(
             step = state.step
             finished = step >= optim_config.max_iters
             is_interval = step > 0 and step % run_config.eval_interval == 0
-            evaluation_due = finished or is_interval or step == state.val_step
+            evaluation_due = is_interval or step == state.val_step or (finished and not rehearsal)
             signal_number = int(processes.max(max(signals, default=0)))  # of any process
             if evaluation_due or signal_number:
                 # The steps that a GPU has queued are part of the training time.
@@ -218,6 +242,7 @@ def train(
             # may be written, but not best.pt or the pictures, so a resumed run evaluates again.
             # (The logger drops that point and all later ones.)
             if evaluation_due:
+                eval_start = time.perf_counter()
                 val_loss = evaluate(model, corpus, machine)
                 require_finite("validation loss", val_loss, step)
                 is_best = state.add_evaluation(val_loss)
@@ -229,6 +254,7 @@ def train(
                 save("last.pt", *(["best.pt"] if is_best else []))
                 if processes.is_main:
                     log_pictures(logger, model, corpus, step)
+                state.eval_seconds += time.perf_counter() - eval_start
                 patience = run_config.patience * run_config.eval_interval
                 waited = step - max(state.best_step, optim_config.teacher_iters)
                 finished = finished or 0 < patience <= waited
@@ -316,7 +342,7 @@ def train(
         if processes.is_main:
             log_embedding(logger, model, vocab)
         logger.write_summary(summary, finished)
-    return 0 if finished else 128 + signal_number
+    return (0 if finished else 128 + signal_number), state
 
 
 def cross_entropy(logits_BTV: Tensor, target: Tensor) -> Tensor:

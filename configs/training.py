@@ -5,18 +5,22 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
+from configs.recipe import Budget, recipe
 from configs.schema import ConfigParser, make_config, to_dict
 from data.corpus import DataConfig
 from model.network import GPTConfig
 from model.optim import OptimConfig
-from model.run.device import DeviceConfig, default_preset
+from model.run.device import DeviceConfig
 from model.run.errors import UserError
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """Where the results go, and how often to evaluate and log."""
+    """How long, where the results go, how often to evaluate and log."""
 
+    minutes: Annotated[
+        float, "choose size, steps and regularization so that the run takes so long", "[0, 1e6]"
+    ] = 0.0
     out_dir: Annotated[str | None, "run directory; default: runs/<date>-<time>"] = None
     init_from: Annotated[
         str | None, "start with the weights of this run or checkpoint; the text may be another"
@@ -68,7 +72,10 @@ class TrainConfig:
 USAGE = """\
 python train.py [PRESET.toml] [--key value ...]
        python train.py --resume RUN_DIR [--key value ...]"""
-DESCRIPTION = "Train a character-level GPT. A preset states what differs from the defaults below."
+DESCRIPTION = """\
+Train a character-level GPT. Without a preset, size, steps and regularization follow from the length
+of the text and --minutes (configs/recipe.py), around the flags that are given. A preset states what
+differs from the defaults below."""
 RESUMABLE = ("data", "max_iters", "eval_interval", "log_interval", "patience")
 RESUMABLE += ("device", "dtype", "compile", "gradient_accumulation_steps")
 # With others, weights do not fit or mean something else.
@@ -79,15 +86,14 @@ class Command(NamedTuple):
     """The command line of train.py."""
 
     resume: str | None
-    defaults: dict[str, Any]  # of the preset for this machine, if none is named
-    given: dict[str, Any]  # the keys of the preset that is named, and the flags
+    uses_recipe: bool  # for what is not given: a new run without a preset
+    given: dict[str, Any]  # the keys of the preset, and the flags
 
 
 def parse_train_command(argv: list[str]) -> Command:
     """The command line of train.py. Raises UserError."""
     parser = ConfigParser(TrainConfig, USAGE, DESCRIPTION)
-    preset_help = "a file of keys; default: configs/gpu.toml on CUDA, else none"
-    parser.add_argument("PRESET.toml", nargs="?", help=preset_help)
+    parser.add_argument("PRESET.toml", nargs="?", help="a file of keys")
     resume_help = f"continue a run; may change {', '.join(RESUMABLE)}"
     parser.add_argument("--resume", metavar="RUN_DIR", help=resume_help)
     flags = parser.parse(argv)
@@ -101,17 +107,20 @@ def parse_train_command(argv: list[str]) -> Command:
             )
     elif preset is not None:
         flags = parser.parse_preset(preset) | flags
-    elif (name := default_preset(flags.get("device", "auto"))) is not None:
-        return Command(None, parser.parse_preset(Path(__file__).with_name(name)), flags)
-    return Command(resume, {}, flags)
+    if flags.get("minutes"):
+        other = preset or ("max_iters" if "max_iters" in flags else None)
+        if other is not None:
+            raise UserError(f"minutes is {flags['minutes']}, but {other} says how long. Give one.")
+    return Command(resume, resume is None and preset is None, flags)
 
 
-def load_config(command: Command, start: dict[str, Any]) -> TrainConfig:
+def load_config(command: Command, start: dict[str, Any], budget: Budget) -> TrainConfig:
     """The config of a run.
 
     `start` is the config of the checkpoint that it begins with; it may be empty. A run that is
     resumed takes all keys from there. Another run takes the network's keys that are not given, and
-    those in FIXED must be the same. Raises UserError.
+    those in FIXED must be the same; without a preset, the recipe chooses the rest for `budget`.
+    Raises UserError.
     """
     given = command.given
     if start:
@@ -124,7 +133,9 @@ def load_config(command: Command, start: dict[str, Any]) -> TrainConfig:
                     f"cannot be changed. Leave {name} out of the flags and the preset."
                 )
         start = {f.name: start[f.name] for f in fields(GPTConfig) if f.name in start}
-    values = command.defaults | start | given
+    values = start | given
+    if command.uses_recipe:
+        values = recipe(budget, values)
     for name in ("data", "init_from", "meta"):
         if values.get(name):
             values[name] = os.path.abspath(values[name])  # to resume from another folder

@@ -57,9 +57,13 @@ class Corpus:
         """Characters of the validation split."""
         return len(self.text.ids_N) - self.train_chars
 
+    def eval_chars(self, block_size: int) -> int:
+        """How many characters an evaluation predicts."""
+        return sum(len(starts_B) * T for starts_B, T in self.eval_batches(block_size))
+
     def describe(self, block_size: int) -> str:
         """The sizes for a person."""
-        used = sum(len(starts_B) * T for starts_B, T in self.eval_batches(block_size))
+        used = self.eval_chars(block_size)
         sampled = "" if used >= self.val_chars - 1 else f" (evaluated on {used:,} of them)"
         return (
             f"{self.name}: {self.train_chars:,} training characters, "

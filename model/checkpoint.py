@@ -48,6 +48,7 @@ class Checkpoint:
     best_step: int | None = None
     seconds: float = 0.0  # wall clock, summed over resumes
     train_seconds: float = 0.0  # of these, spent in training steps
+    eval_seconds: float = 0.0  # of these, spent in evaluations, saving and pictures
 
     @property
     def is_resumed(self) -> bool:

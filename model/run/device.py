@@ -127,6 +127,11 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
+def is_cuda(device_name: str) -> bool:
+    """Whether the device of that name is a CUDA GPU."""
+    return choose_device(device_name).type == "cuda"
+
+
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     """The dtype of matrix products; auto is the fastest that the device supports natively.
 
@@ -144,11 +149,6 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     features = torch.cpu.get_capabilities()
     fast_on_cpu = features.get("avx512_bf16") or features.get("amx_bf16")
     return torch.bfloat16 if device.type == "cpu" and fast_on_cpu else torch.float32
-
-
-def default_preset(device_name: str) -> str | None:
-    """The preset in configs/ for a device, if it needs one."""
-    return "gpu.toml" if choose_device(device_name).type == "cuda" else None
 
 
 def training_machine(config: DeviceConfig, processes: Processes) -> Machine:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from model.run import device
-from model.run.device import DeviceConfig, Machine, choose_device, choose_dtype, default_preset
+from model.run.device import DeviceConfig, Machine, choose_device, choose_dtype, is_cuda
 from model.run.errors import UserError
 from model.run.processes import Processes
 from tests.conftest import ROOT
@@ -22,11 +22,10 @@ X = torch.ones(3, requires_grad=True)
 
 
 @pytest.mark.parametrize("accelerator", [CUDA, MPS, None])
-def test_auto_is_the_accelerator_if_there_is_one_and_cuda_has_a_preset(monkeypatch, accelerator):
+def test_auto_is_the_accelerator_if_there_is_one(monkeypatch, accelerator):
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: accelerator)
     assert choose_device("auto") == (accelerator or CPU)
-    assert default_preset("auto") == ("gpu.toml" if accelerator == CUDA else None)
-    assert default_preset("cpu") is None
+    assert is_cuda("auto") == (accelerator == CUDA)
 
 
 @pytest.mark.parametrize("name", ["cuda:99", "mps:99", "meta", "cuda:x", ""])

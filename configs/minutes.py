@@ -1,0 +1,68 @@
+"""The config of a run without a preset: what the recipe chooses for a text and a time."""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from configs.recipe import DEFAULT_FLOPS, GPU_FLOPS, MEASURED_KEYS, Budget, explain, run_flops
+from configs.schema import to_dict
+from configs.training import Command, TrainConfig, load_config
+from model.checkpoint import Checkpoint
+from model.run.device import is_cuda
+from model.run.processes import Processes
+
+FIRST_STEPS = 10  # of the default network
+SHARE = 1 / 25  # of the run, with the network that was chosen
+
+
+def choose_config(
+    command: Command,
+    start: dict[str, Any],
+    train_chars: int,
+    eval_chars: int,
+    start_time: float,
+    processes: Processes,
+    rehearse: Callable[[TrainConfig], Checkpoint],
+) -> tuple[TrainConfig, str]:
+    """What the recipe chooses around the flags, and two lines that say why.
+
+    Without --minutes it is a function of the text's length and the kind of device. With it,
+    `rehearse` measures the machine: it trains a config from `start`, writes nothing, and returns
+    the last state. First the default network tells how large a network fits into the time, then
+    a part of the run with that one tells how many steps fit.
+    """
+    config = load_config(command, start, Budget())
+    on_gpu = is_cuda(config.system.device)
+    flops = GPU_FLOPS if on_gpu else DEFAULT_FLOPS
+    budget = Budget(flops, train_chars, eval_chars, on_gpu)
+    config = load_config(command, start, budget)
+    if not (minutes := config.run.minutes):
+        return config, explain(budget, to_dict(config))
+
+    def measure(config: TrainConfig, steps: int, eval_interval: int) -> tuple[float, float, float]:
+        """FLOPs per second in training, seconds of an evaluation, seconds of all the rest."""
+        teacher_iters = math.ceil(steps * config.optim.teacher_iters / config.optim.max_iters)
+        optim = replace(config.optim, max_iters=steps, teacher_iters=teacher_iters)
+        config = replace(config, optim=optim, run=replace(config.run, eval_interval=eval_interval))
+        rehearsal_start = time.perf_counter()
+        state = rehearse(config)
+        rest = time.perf_counter() - rehearsal_start - state.train_seconds - state.eval_seconds
+        # All processes must choose the same: the slowest one counts.
+        speed = run_flops(to_dict(config)) / processes.max(state.train_seconds)
+        return speed, processes.max(state.eval_seconds), processes.max(rest)
+
+    speed, _, _ = measure(config, FIRST_STEPS, eval_interval=FIRST_STEPS + 1)
+    config = load_config(command, start, replace(budget, flops=speed * 60 * minutes))
+    steps = max(FIRST_STEPS, round(SHARE * config.optim.max_iters))
+    speed, evaluation, rest = measure(config, steps, eval_interval=steps)
+    evaluations = math.ceil(config.optim.max_iters / config.run.eval_interval)
+    elapsed = processes.max(time.perf_counter() - start_time)
+    seconds = 60 * minutes - elapsed - rest - evaluations * evaluation
+    budget = replace(budget, flops=max(speed * seconds, 0.0))
+    # What was measured stays; the rest follows from the number of steps.
+    values = to_dict(config)
+    given = command.given | {key: values[key] for key in MEASURED_KEYS} | {"minutes": 0.0}
+    config = load_config(command._replace(given=given), start, budget)
+    return config, explain(budget, to_dict(config), speed)

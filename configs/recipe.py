@@ -1,0 +1,102 @@
+"""The recipe: the settings that follow from a text's length and the amount of computation.
+
+`docs/experiments.md`, "Which settings for which text and time?", has the measurements that it was
+fitted to. It was not fitted to other networks than quill, other contexts than 256, GPUs, fewer than
+27,000 or more than 45 million training characters, or more than 15 minutes on two CPU cores.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+SIZES = ((2, 2, 128), (3, 2, 144), (4, 2, 160), (4, 3, 192), (6, 4, 256), (8, 6, 384), (12, 8, 512))
+DEFAULT_FLOPS = 8.86e12  # of a run without --minutes
+GPU_FLOPS = 1.6e14  # the same on a GPU
+TEACHER_EPOCHS = 8  # a teacher pays if the text is read more often
+TEACHER_SHARE = 0.39  # of the steps
+COMPILE_FLOPS = 8e13  # compiling pays above (on two CPU cores, above five minutes)
+# What the speed of a step depends on; a run that was measured keeps it.
+MEASURED_KEYS = ("n_layer", "n_head", "n_embd", "block_size", "batch_size", "dropout", "compile")
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What the recipe depends on. The text is Tiny Shakespeare, until another one is read."""
+
+    flops: float = DEFAULT_FLOPS  # of all training steps, as `step_flops` counts them
+    train_chars: int = 1_003_854
+    eval_chars: int = 111_540
+    on_gpu: bool = False
+
+
+def step_flops(values: dict[str, Any]) -> float:
+    """Floating-point operations of one training step, in the matrices of the blocks.
+
+    6 for each parameter and character; a block of quill has 20 n_embd² parameters. For other
+    networks it is only a measure: --minutes measures the speed of a network in the same unit.
+    """
+    parameters = 20 * values["n_layer"] * values["n_embd"] ** 2
+    return 6 * parameters * values["batch_size"] * values["block_size"]
+
+
+def run_flops(values: dict[str, Any]) -> float:
+    """`step_flops` of all steps. A teacher's forward pass is another third of a step."""
+    teacher_iters = values["teacher_iters"]
+    taught = values["max_iters"] - teacher_iters if teacher_iters else 0
+    return step_flops(values) * (values["max_iters"] + taught / 3)
+
+
+def recipe(budget: Budget, given: dict[str, Any]) -> dict[str, Any]:
+    """`given`, and a value of every other key that depends on the budget."""
+    values = {"block_size": 256, **given}
+    choose = values.setdefault  # what is given wins
+
+    # The network and its batches grow with the computation.
+    parameters = 655_360 * (max(budget.flops, 1.0) / DEFAULT_FLOPS) ** 0.35
+    n_layer, n_head, n_embd = min(
+        SIZES, key=lambda size: abs(math.log(20 * size[0] * size[2] ** 2 / parameters))
+    )
+    n_layer, n_head = choose("n_layer", n_layer), choose("n_head", n_head)
+    n_embd = choose("n_embd", math.ceil(n_embd / (2 * n_head)) * 2 * n_head)
+    batch_size = 8 if budget.flops < 3e13 else 16
+    batch_size = choose("batch_size", 64 if budget.on_gpu else batch_size)
+    if budget.flops >= COMPILE_FLOPS and not budget.on_gpu:
+        choose("compile", "on")
+
+    # A text that is read often: a teacher, and against overfitting a temperature and dropout.
+    chars_per_step = batch_size * values["block_size"]
+    steps = budget.flops / step_flops(values)
+    steps = values.get("max_iters", steps)
+    epochs = steps * chars_per_step / budget.train_chars
+    has_teacher = epochs >= TEACHER_EPOCHS and values.get("init_from") is None
+    if "teacher_iters" not in values and has_teacher:
+        steps /= 1 + (1 - TEACHER_SHARE) / 3
+    max_iters = choose("max_iters", max(1, int(steps)))
+    choose("teacher_iters", int(TEACHER_SHARE * max_iters) if has_teacher else 0)
+    doublings = math.log2(max(1, epochs / 8))
+    choose("train_temperature", round(max(0.8, 1 - 0.08 * doublings), 2))
+    choose("dropout", round(min(0.4, 0.08 * doublings), 1))
+    choose("weight_decay", 0.5 if epochs < 30 else 1.0)
+    choose("learning_rate", 7e-3 * min(max(batch_size / 8, 1), 2))
+
+    # Evaluating takes about a tenth of the time, at most.
+    evaluations = round(0.25 * max_iters * chars_per_step / budget.eval_chars)
+    interval = math.ceil(max_iters / min(max(evaluations, 2), 10))
+    choose("eval_interval", math.ceil(interval / 50) * 50 if interval >= 100 else interval)
+    return values
+
+
+def explain(budget: Budget, values: dict[str, Any], speed: float = 0.0) -> str:
+    """Two lines for a person: what was chosen, and why."""
+    chars = values["max_iters"] * values["batch_size"] * values["block_size"]
+    measured = f", {speed:.1e} a second on this machine" if speed else ""
+    teacher = f"a teacher for {values['teacher_iters']:,} steps"
+    against = {"dropout": 0.0, "train_temperature": 1.0}
+    parts = [f"{name} {values[name]}" for name, off in against.items() if values[name] != off]
+    parts = ([teacher] if values["teacher_iters"] else []) + parts
+    return (
+        f"recipe  {budget.flops:.1e} floating-point operations{measured}: "
+        f"{values['n_layer']} blocks of {values['n_embd']} channels\n"
+        f"        the text is read {chars / budget.train_chars:.1f} times: "
+        f"{', '.join(parts) or 'nothing needed'} against overfitting"
+    )

@@ -1,0 +1,89 @@
+"""Tests of --minutes: the time that a simulated machine takes, what stays, what is repeated."""
+
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import train
+from configs import minutes
+from configs.minutes import choose_config
+from configs.recipe import run_flops
+from configs.schema import to_dict
+from configs.training import parse_train_command
+from model.checkpoint import Checkpoint
+from model.run.processes import Processes
+from tests.conftest import ROOT, TINY, start_processes
+from tests.test_train import assert_same_run, at_steps
+
+
+class SimulatedMachine:
+    """A clock, and a training that moves it on."""
+
+    def __init__(self, speed: float, startup: float, evaluation: float) -> None:
+        self.speed, self.startup, self.evaluation = speed, startup, evaluation
+        self.now = 3.0  # seconds that the imports took
+
+    def train(self, config) -> Checkpoint:
+        steps, interval = config.optim.max_iters, config.run.eval_interval
+        state = Checkpoint(step=steps)
+        state.train_seconds = run_flops(to_dict(config)) / self.speed
+        state.eval_seconds = (steps // interval) * self.evaluation
+        self.now += self.startup + state.train_seconds + state.eval_seconds
+        return state
+
+
+@given(
+    speed=st.floats(1e10, 1e15),
+    startup=st.floats(0, 1),
+    evaluation=st.floats(0, 0.5),
+    asked=st.floats(1, 1000),
+    train_chars=st.integers(10_000, 10**9),
+)
+def test_a_run_takes_the_minutes_that_were_asked_for(
+    speed, startup, evaluation, asked, train_chars
+):
+    machine = SimulatedMachine(speed, startup, evaluation)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(minutes.time, "perf_counter", lambda: machine.now)
+        command = parse_train_command(["--device=cpu", f"--minutes={asked}"])
+        config, _ = choose_config(
+            command, {}, train_chars, 100_000, 0.0, Processes(), machine.train
+        )
+    machine.train(config)
+    assert config.run.minutes == 0
+    assert machine.now == pytest.approx(60 * asked, rel=0.06)
+
+
+def test_a_run_with_minutes_is_repeated_by_its_config_and_resumed_exactly(tiny, monkeypatch):
+    monkeypatch.setattr(train, "START_TIME", time.perf_counter())
+
+    def copy_once(_) -> None:
+        if Path("run/last.pt").exists() and not Path("killed").exists():
+            shutil.copytree("run", "killed")
+
+    at_steps(monkeypatch, range(10**6), copy_once)
+    assert tiny("--minutes=0.05 --eval_interval=10 --dropout=0.2 --out_dir=run") == 0
+    assert train.main(["run/config.toml", "--out_dir=again"]) == 0
+    assert train.main(["--resume", "killed"]) == 0
+    for other in ("again", "killed"):
+        assert_same_run(Path("run"), Path(other))
+
+
+def test_two_processes_choose_the_same(text_file):
+    flags = [f"--data={text_file}", *TINY, "--minutes=0.2", "--out_dir=run"]
+    for process in start_processes([str(ROOT / "train.py"), *flags], 2):
+        output, errors = process.communicate(timeout=120)
+        assert process.returncode == 0, output + errors
+
+
+def test_a_signal_while_the_machine_is_measured_ends_the_run_and_leaves_no_folder(
+    tiny, monkeypatch
+):
+    at_steps(monkeypatch, [5], lambda _: signal.raise_signal(signal.SIGTERM))
+    assert tiny("--minutes=0.05 --out_dir=run") == 128 + signal.SIGTERM
+    assert not Path("run").exists()

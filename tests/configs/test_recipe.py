@@ -1,0 +1,76 @@
+"""Tests of the recipe: it is valid for every text and time, keeps flags, and spends the budget."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from configs.recipe import Budget, explain, recipe, run_flops, step_flops
+from configs.schema import make_config, to_dict
+from configs.training import TrainConfig
+
+budgets = st.builds(
+    Budget,
+    flops=st.floats(0, 1e20),
+    train_chars=st.integers(300, 10**12),
+    eval_chars=st.integers(300, 1 << 20),
+    on_gpu=st.booleans(),
+)
+flags = st.fixed_dictionaries(
+    {},
+    optional={
+        "n_layer": st.integers(1, 20),
+        "n_head": st.integers(1, 9),
+        "batch_size": st.integers(1, 512),
+        "block_size": st.integers(1, 2048),
+        "learning_rate": st.floats(0, 1),
+        "dropout": st.floats(0, 0.99),
+        "max_iters": st.integers(1000, 10**6),
+        "teacher_iters": st.integers(0, 0),
+        "compile": st.sampled_from(["auto", "off"]),
+    },
+)
+
+
+@given(budgets, flags)
+def test_the_recipe_gives_a_valid_config_and_keeps_what_is_given(budget, values):
+    chosen = recipe(budget, values)
+    assert chosen.items() >= values.items()
+    assert make_config(TrainConfig, chosen)
+    assert recipe(budget, values) == chosen
+    assert len(explain(budget, chosen).splitlines()) == 2
+
+
+@given(budgets)
+def test_the_steps_take_the_computation_there_is(budget):
+    chosen = recipe(budget, {})
+    spent, margin = run_flops(chosen), 2 * step_flops(chosen)
+    assert chosen["max_iters"] == 1 or spent <= budget.flops + margin
+    assert spent >= budget.flops - margin
+
+
+@given(budgets, st.integers(1, 100))
+def test_a_longer_text_needs_no_more_regularization(budget, factor):
+    shorter = recipe(budget, {})
+    longer = recipe(replace(budget, train_chars=budget.train_chars * factor), {})
+    for key in ("dropout", "weight_decay"):
+        assert longer[key] <= shorter[key]
+    assert longer["train_temperature"] >= shorter["train_temperature"]
+    assert bool(longer["teacher_iters"]) <= bool(shorter["teacher_iters"])
+
+
+def test_the_defaults_are_the_recipe_for_tiny_shakespeare():
+    assert recipe(Budget(), {}).items() <= to_dict(TrainConfig()).items()
+
+
+def test_a_run_that_starts_from_another_one_has_no_teacher():
+    small = Budget(train_chars=10_000)
+    assert recipe(small, {})["teacher_iters"] > 0
+    assert recipe(small, {"init_from": "run"})["teacher_iters"] == 0
+
+
+@pytest.mark.parametrize("max_iters", [1, 2, 3])
+def test_a_teacher_leaves_steps_for_the_second_network(max_iters):
+    chosen = recipe(Budget(train_chars=300), {"max_iters": max_iters})
+    assert make_config(TrainConfig, chosen).optim.teacher_iters < max_iters
