@@ -1,8 +1,8 @@
 """The recipe: the settings that follow from a text's length and the amount of computation.
 
-Provisional: it rests on few runs of texts between 30,000 and a million characters, for one to fifteen
-minutes on two CPU cores (docs/experiments.md, "Which settings for which text and time?"). It was
-never tried on a GPU, with other networks than quill, or with other contexts than 256.
+Provisional: it rests on few runs of texts between 30,000 and a million characters, for one to
+fifteen minutes on two CPU cores (docs/experiments.md, "Which settings for which text and time?").
+It was never tried on a GPU, with other networks than quill, or with other contexts than 256.
 """
 
 import math
