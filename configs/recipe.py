@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+# Blocks, heads, channels
 SIZES = ((2, 2, 128), (3, 2, 144), (4, 2, 160), (4, 3, 192), (6, 4, 256), (8, 6, 384), (12, 8, 512))
 DEFAULT_FLOPS = 8.86e12  # of a run without --minutes
 GPU_FLOPS = 1.6e14  # the same on a GPU
