@@ -80,10 +80,9 @@ def recipe(budget: Budget, given: dict[str, Any]) -> dict[str, Any]:
     choose("weight_decay", 0.5 if epochs < 30 else 1.0)
     choose("learning_rate", 7e-3 * min(max(batch_size / 8, 1), 2))
 
-    # Evaluating takes about a tenth of the time, at most.
-    evaluations = round(0.25 * max_iters * chars_per_step / budget.eval_chars)
-    interval = math.ceil(max_iters / min(max(evaluations, 2), 10))
-    choose("eval_interval", math.ceil(interval / 50) * 50 if interval >= 100 else interval)
+    # Evaluating takes about a twentieth of the time, if the text is not very short.
+    evaluations = round(0.2 * max_iters * chars_per_step / budget.eval_chars)
+    choose("eval_interval", math.ceil(max_iters / min(max(evaluations, 2), 10)))
     return values
 
 

@@ -29,7 +29,7 @@ class RunConfig:
         str | None, "with init_from a ckpt.pt of nanoGPT: the meta.pkl beside its data"
     ] = None
     seed: Annotated[int, "same seed, same machine: same result", "[0, inf)"] = 1337
-    eval_interval: Annotated[int, "steps between evaluations", "[1, inf)"] = 250
+    eval_interval: Annotated[int, "steps between evaluations", "[1, inf)"] = 275
     log_interval: Annotated[int, "steps between points of the training curve", "[1, inf)"] = 10
     patience: Annotated[
         int, "stop after this many evaluations without a new best (0: never)", "[0, inf)"
