@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
 from configs.minutes import choose_config
-from configs.recipe import Budget
+from configs.recipe import DEFAULT_FLOPS, GPU_FLOPS, Budget
 from configs.schema import to_dict, to_toml
 from configs.training import TrainConfig, load_config, parse_train_command
 from data.corpus import Corpus, open_corpus
@@ -37,7 +37,7 @@ from model.nanogpt import load_nanogpt
 from model.network import make_network
 from model.optim import learning_rate, make_optimizers
 from model.run import source
-from model.run.device import Machine, seed_all, training_machine
+from model.run.device import Machine, is_cuda, seed_all, training_machine
 from model.run.errors import (
     UserError,
     catch_signals,
@@ -91,14 +91,15 @@ def main(argv: list[str]) -> int:
                     status, state = train(config, corpus, processes, None, start, rehearsal=True)
                     return state if status == 0 else sys.exit(status)
 
+                on_gpu = is_cuda(config.system.device)
+                budget = Budget(
+                    flops=GPU_FLOPS if on_gpu else DEFAULT_FLOPS,
+                    train_chars=corpus.train_chars,
+                    eval_chars=corpus.eval_chars(config.model.block_size),
+                    on_gpu=on_gpu,
+                )
                 config, reason = choose_config(
-                    command,
-                    start.config,
-                    corpus.train_chars,
-                    corpus.eval_chars(config.model.block_size),
-                    START_TIME,
-                    processes,
-                    rehearse,
+                    command, start.config, budget, START_TIME, processes, rehearse
                 )
                 if processes.is_main:
                     print_line(reason, sys.stdout)
@@ -177,7 +178,7 @@ def train(
         loss = cross_entropy(logits_BTV, y_BT)
         if not state.teacher:
             return loss
-        probs_BTV = teacher_logits(x_BT).float().softmax(dim=-1)  # as it is evaluated
+        probs_BTV = teacher_logits(x_BT).float().softmax(dim=-1)  # without the temperature
         return (loss + cross_entropy(logits_BTV, probs_BTV)) / 2
 
     def save(*names: str) -> None:
@@ -215,7 +216,7 @@ def train(
         training_logits = compiled(training_model)
         teacher_logits = compiled(teacher) if start.teacher else None
         machine.bind_threads()
-        # Compiling may have changed the buffers of an edited network.
+        # Compiling may have changed the buffers of an edited network; these are the saved ones.
         if start.model:
             checkpoint.restore(start, model)
         if start.teacher:

@@ -6,11 +6,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from configs.recipe import DEFAULT_FLOPS, GPU_FLOPS, MEASURED_KEYS, Budget, explain, run_flops
+from configs.recipe import MEASURED_KEYS, Budget, explain, run_flops
 from configs.schema import to_dict
 from configs.training import Command, TrainConfig, load_config
 from model.checkpoint import Checkpoint
-from model.run.device import is_cuda
 from model.run.processes import Processes
 
 FIRST_STEPS = 10  # of the default network
@@ -20,30 +19,26 @@ SHARE = 1 / 25  # of the run, with the network that was chosen
 def choose_config(
     command: Command,
     start: dict[str, Any],
-    train_chars: int,
-    eval_chars: int,
+    budget: Budget,
     start_time: float,
     processes: Processes,
     rehearse: Callable[[TrainConfig], Checkpoint],
 ) -> tuple[TrainConfig, str]:
     """What the recipe chooses around the flags, and two lines that say why.
 
-    Without --minutes it is a function of the text's length and the kind of device. With it,
-    `rehearse` measures the machine: it trains a config from `start`, writes nothing, and returns
-    the last state. First the default network tells how large a network fits into the time, then
-    a part of the run with that one tells how many steps fit.
+    Without --minutes it is a function of `budget`. With it, `rehearse` measures the machine: it
+    trains a config from `start`, writes nothing, and returns the last state. First the default
+    network tells how large a network fits into the time, then a part of the run with that one tells
+    how many steps fit.
     """
-    config = load_config(command, start, Budget())
-    on_gpu = is_cuda(config.system.device)
-    flops = GPU_FLOPS if on_gpu else DEFAULT_FLOPS
-    budget = Budget(flops, train_chars, eval_chars, on_gpu)
     config = load_config(command, start, budget)
     if not (minutes := config.run.minutes):
         return config, explain(budget, to_dict(config))
 
     def measure(config: TrainConfig, steps: int, eval_interval: int) -> tuple[float, float, float]:
         """FLOPs per second in training, seconds of an evaluation, seconds of all the rest."""
-        teacher_iters = math.ceil(steps * config.optim.teacher_iters / config.optim.max_iters)
+        share = config.optim.teacher_iters / config.optim.max_iters
+        teacher_iters = min(math.ceil(share * steps), steps - 1)
         optim = replace(config.optim, max_iters=steps, teacher_iters=teacher_iters)
         config = replace(config, optim=optim, run=replace(config.run, eval_interval=eval_interval))
         rehearsal_start = time.perf_counter()

@@ -57,8 +57,12 @@ def recipe(budget: Budget, given: dict[str, Any]) -> dict[str, Any]:
     n_layer, n_head, n_embd = min(
         SIZES, key=lambda size: abs(math.log(20 * size[0] * size[2] ** 2 / parameters))
     )
-    n_layer, n_head = choose("n_layer", n_layer), choose("n_head", n_head)
-    n_embd = choose("n_embd", math.ceil(n_embd / (2 * n_head)) * 2 * n_head)
+    choose("n_layer", n_layer)
+    # A head's width must be even.
+    if "n_head" not in values and "n_embd" in values:
+        n_head = max(n for n in range(1, n_head + 1) if values["n_embd"] % (2 * n) == 0 or n == 1)
+    n_head = choose("n_head", n_head)
+    choose("n_embd", math.ceil(n_embd / (2 * n_head)) * 2 * n_head)
     batch_size = 8 if budget.flops < 3e13 else 16
     batch_size = choose("batch_size", 64 if budget.on_gpu else batch_size)
     if budget.flops >= COMPILE_FLOPS and not budget.on_gpu:
@@ -70,11 +74,14 @@ def recipe(budget: Budget, given: dict[str, Any]) -> dict[str, Any]:
     steps = values.get("max_iters", steps)
     epochs = steps * chars_per_step / budget.train_chars
     has_teacher = epochs >= TEACHER_EPOCHS and values.get("init_from") is None
-    if "teacher_iters" not in values and has_teacher:
+    # The second network's steps, with the teacher's forward pass, take a third longer.
+    if teacher_iters := values.get("teacher_iters"):
+        steps = max(teacher_iters + 1, (3 * steps + teacher_iters) / 4)
+    elif "teacher_iters" not in values and has_teacher:
         steps /= 1 + (1 - TEACHER_SHARE) / 3
     max_iters = choose("max_iters", max(1, int(steps)))
     choose("teacher_iters", int(TEACHER_SHARE * max_iters) if has_teacher else 0)
-    doublings = math.log2(max(1, epochs / 8))
+    doublings = math.log2(max(1, epochs / TEACHER_EPOCHS))
     choose("train_temperature", round(max(0.8, 1 - 0.08 * doublings), 2))
     choose("dropout", round(min(0.4, 0.08 * doublings), 1))
     choose("weight_decay", 0.5 if epochs < 30 else 1.0)

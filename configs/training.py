@@ -118,9 +118,9 @@ def load_config(command: Command, start: dict[str, Any], budget: Budget) -> Trai
     """The config of a run.
 
     `start` is the config of the checkpoint that it begins with; it may be empty. A run that is
-    resumed takes all keys from there. Another run takes the network's keys that are not given, and
-    those in FIXED must be the same; without a preset, the recipe chooses the rest for `budget`.
-    Raises UserError.
+    resumed takes all keys from there. Another run takes the network's keys that are not given, but
+    for dropout, and those in FIXED must be the same; without a preset, the recipe chooses the rest
+    for `budget`. Raises UserError.
     """
     given = command.given
     if start:
@@ -132,7 +132,7 @@ def load_config(command: Command, start: dict[str, Any], budget: Budget) -> Trai
                     f"{name} is {given[name]}, but {given['init_from']} has {start[name]}, which "
                     f"cannot be changed. Leave {name} out of the flags and the preset."
                 )
-        start = {f.name: start[f.name] for f in fields(GPTConfig) if f.name in start}
+        start = {f.name: start[f.name] for f in fields(GPTConfig) if f.name != "dropout"}
     values = start | given
     if command.uses_recipe:
         values = recipe(budget, values)

@@ -4,6 +4,7 @@ An example is T consecutive characters of the text. Shapes: N characters of the 
 an epoch, B examples of a batch, T time (block_size).
 """
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -21,6 +22,9 @@ from model.run.errors import UserError
 
 EVAL_BATCH_CHARS = 4096  # per evaluation batch: fits the processor's cache
 MAX_EVAL_CHARS = 1 << 20  # at most this many validation characters are evaluated
+# The standard error of a loss is this divided by √(its characters). That of single characters would
+# be smaller: neighbours are easy or hard together. Measured: docs/experiments.md.
+CHAR_LOSS_DEVIATION = 2.4
 
 
 @dataclass(frozen=True)
@@ -65,10 +69,12 @@ class Corpus:
         """The sizes for a person."""
         used = self.eval_chars(block_size)
         sampled = "" if used >= self.val_chars - 1 else f" (evaluated on {used:,} of them)"
+        error = CHAR_LOSS_DEVIATION / math.sqrt(used)
+        uncertain = f"\n        a loss on so few of them is uncertain by about {error:.2f} nats"
         return (
             f"{self.name}: {self.train_chars:,} training characters, "
             f"{self.val_chars:,} validation characters{sampled}, "
-            f"vocabulary of {len(self.tokenizer.vocab)}"
+            f"vocabulary of {len(self.tokenizer.vocab)}{uncertain if error > 0.02 else ''}"
         )
 
     def batch(

@@ -1,4 +1,4 @@
-/* The network of gpt.py for sampling on a CPU: one character of each of B texts per call, in float32.
+/* The network of quill.py for sampling on a CPU: one character of each of B texts per call, in float32.
 
    GPT.forward is the specification. If you change the network, sampling goes on in PyTorch until the
    same change is made here, tests/model/fast/test_csampler.py passes, and model/run/source.py has the
@@ -7,7 +7,7 @@
    PyTorch spends a few microseconds on every operation, and a small network has two hundred of them
    per character. Here that cost is gone.
 
-   Letters as in gpt.py: B texts, C channels, H heads, D head width (C / H), E = D / 2, V vocabulary.
+   Letters as in quill.py: B texts, C channels, H heads, D head width (C / H), E = D / 2, V vocabulary.
    W is the attention window (block_size), S how much of it is filled. A matrix is stored COLUMNS outputs
    at a time; TEXTS texts share one pass over it; the token shift takes a part of the channels from each
    of the latest SHIFT positions (csampler.py sets all three). */

@@ -21,7 +21,7 @@ from model.run.files import atomic_write
 
 
 class SilentLogger:
-    """Takes the place of RunLogger in all processes but the main one: every method does nothing."""
+    """Takes the place of RunLogger where nothing is written: every method does nothing."""
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *args, **options: None

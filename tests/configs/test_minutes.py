@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import train
 from configs import minutes
 from configs.minutes import choose_config
-from configs.recipe import run_flops
+from configs.recipe import Budget, run_flops
 from configs.schema import to_dict
 from configs.training import parse_train_command
 from model.checkpoint import Checkpoint
@@ -51,9 +51,8 @@ def test_a_run_takes_the_minutes_that_were_asked_for(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(minutes.time, "perf_counter", lambda: machine.now)
         command = parse_train_command(["--device=cpu", f"--minutes={asked}"])
-        config, _ = choose_config(
-            command, {}, train_chars, 100_000, 0.0, Processes(), machine.train
-        )
+        budget = Budget(train_chars=train_chars, eval_chars=100_000)
+        config, _ = choose_config(command, {}, budget, 0.0, Processes(), machine.train)
     machine.train(config)
     assert config.run.minutes == 0
     assert machine.now == pytest.approx(60 * asked, rel=0.06)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from configs.recipe import Budget, explain, recipe, run_flops, step_flops
 from configs.schema import make_config, to_dict
-from configs.training import TrainConfig
+from configs.training import TrainConfig, load_config, parse_train_command
 
 budgets = st.builds(
     Budget,
@@ -27,7 +27,7 @@ flags = st.fixed_dictionaries(
         "learning_rate": st.floats(0, 1),
         "dropout": st.floats(0, 0.99),
         "max_iters": st.integers(1000, 10**6),
-        "teacher_iters": st.integers(0, 0),
+        "teacher_iters": st.integers(0, 900),
         "compile": st.sampled_from(["auto", "off"]),
     },
 )
@@ -42,12 +42,19 @@ def test_the_recipe_gives_a_valid_config_and_keeps_what_is_given(budget, values)
     assert len(explain(budget, chosen).splitlines()) == 2
 
 
-@given(budgets)
-def test_the_steps_take_the_computation_there_is(budget):
-    chosen = recipe(budget, {})
-    spent, margin = run_flops(chosen), 2 * step_flops(chosen)
-    assert chosen["max_iters"] == 1 or spent <= budget.flops + margin
-    assert spent >= budget.flops - margin
+@given(budgets, st.integers(0, 1000))
+def test_the_steps_take_the_computation_there_is(budget, teacher_iters):
+    for values in ({}, {"teacher_iters": teacher_iters}):
+        chosen = recipe(budget, values)
+        spent, margin = run_flops(chosen), 2 * step_flops(chosen)
+        least = chosen["max_iters"] == values.get("teacher_iters", 0) + 1
+        assert least or spent <= budget.flops + margin
+        assert spent >= budget.flops - margin
+
+
+@given(budgets, st.integers(1, 600))
+def test_a_width_that_is_given_gets_heads_that_divide_it(budget, half_width):
+    assert make_config(TrainConfig, recipe(budget, {"n_embd": 2 * half_width}))
 
 
 @given(budgets, st.integers(1, 100))
@@ -68,6 +75,16 @@ def test_a_run_that_starts_from_another_one_has_no_teacher():
     small = Budget(train_chars=10_000)
     assert recipe(small, {})["teacher_iters"] > 0
     assert recipe(small, {"init_from": "run"})["teacher_iters"] == 0
+
+
+def test_a_run_that_starts_from_another_one_has_its_size_but_the_dropout_of_its_own_text():
+    command, budget = parse_train_command(["--init_from=run"]), Budget(train_chars=30_000)
+    dropouts = set()
+    for start in ({"n_layer": 3, "dropout": 0.5}, {"n_layer": 3, "dropout": 0.0}):
+        config = load_config(command, start, budget)
+        assert config.model.n_layer == 3
+        dropouts.add(config.model.dropout)
+    assert len(dropouts) == 1
 
 
 @pytest.mark.parametrize("max_iters", [1, 2, 3])
