@@ -26,7 +26,7 @@ from torch.nn.utils import clip_grad_norm_
 from configs.minutes import choose_config
 from configs.recipe import DEFAULT_FLOPS, GPU_FLOPS, Budget
 from configs.schema import to_dict, to_toml
-from configs.training import TrainConfig, load_config, parse_train_command
+from configs.training import Command, TrainConfig, load_config, parse_train_command
 from data.corpus import Corpus, open_corpus
 from model import checkpoint
 from model.checkpoint import Checkpoint
@@ -86,25 +86,33 @@ def main(argv: list[str]) -> int:
                     f"To go on with another text, start a new run with --init_from {run_dir}."
                 )
             if command.uses_recipe:
-
-                def rehearse(config: TrainConfig) -> Checkpoint:
-                    status, state = train(config, corpus, processes, None, start, rehearsal=True)
-                    return state if status == 0 else sys.exit(status)
-
-                on_gpu = is_cuda(config.system.device)
-                budget = Budget(
-                    flops=GPU_FLOPS if on_gpu else DEFAULT_FLOPS,
-                    train_chars=corpus.train_chars,
-                    eval_chars=corpus.eval_chars(config.model.block_size),
-                    on_gpu=on_gpu,
-                )
-                config, reason = choose_config(
-                    command, start.config, budget, START_TIME, processes, rehearse
-                )
-                if processes.is_main:
-                    print_line(reason, sys.stdout)
+                config = choose(command, config, corpus, processes, start)
             status, _ = train(config, corpus, processes, run_dir, start)
             return status
+
+
+def choose(
+    command: Command, config: TrainConfig, corpus: Corpus, processes: Processes, start: Checkpoint
+) -> TrainConfig:
+    """The config for this text and --minutes; prints the reasons. `config` is that for any text."""
+
+    def rehearse(config: TrainConfig) -> Checkpoint:
+        status, state = train(config, corpus, processes, None, start, rehearsal=True)
+        if status:  # stopped by a signal
+            sys.exit(status)
+        return state
+
+    on_gpu = is_cuda(config.system.device)
+    budget = Budget(
+        flops=GPU_FLOPS if on_gpu else DEFAULT_FLOPS,
+        train_chars=corpus.train_chars,
+        eval_chars=corpus.eval_chars(config.model.block_size),
+        on_gpu=on_gpu,
+    )
+    config, reason = choose_config(command, start.config, budget, START_TIME, processes, rehearse)
+    if processes.is_main:
+        print_line(reason, sys.stdout)
+    return config
 
 
 def train(
