@@ -261,7 +261,7 @@ def train(
                 note = "  best so far" if is_best else ""
                 logger.print(f"step {step:>6}  validation loss {val_loss:.4f} {speed}{note}")
                 save("last.pt", *(["best.pt"] if is_best else []))
-                if processes.is_main:
+                if processes.is_main:  # also in a rehearsal: it belongs to the time
                     log_pictures(logger, model, corpus, step)
                 state.eval_seconds += time.perf_counter() - eval_start
                 patience = run_config.patience * run_config.eval_interval
