@@ -15,6 +15,7 @@ DEFAULT_FLOPS = 8.86e12  # of a run without --minutes
 GPU_FLOPS = 1.6e14  # the same on a GPU
 TEACHER_EPOCHS = 8  # a teacher pays if the text is read more often
 TEACHER_SHARE = 0.39  # of the steps
+MOST_LEARNING = 1.2  # learning rate times steps, for 27,000 training characters
 COMPILE_FLOPS = 8e13  # compiling pays above (on two CPU cores, above five minutes)
 # What the speed of a step depends on; a run that was measured keeps it.
 MEASURED_KEYS = ("n_layer", "n_head", "n_embd", "block_size", "batch_size", "dropout", "compile")
@@ -85,7 +86,9 @@ def recipe(budget: Budget, given: dict[str, Any]) -> dict[str, Any]:
     choose("train_temperature", round(max(0.8, 1 - 0.08 * doublings), 2))
     choose("dropout", round(min(0.4, 0.08 * doublings), 1))
     choose("weight_decay", 0.5 if epochs < 30 else 1.0)
-    choose("learning_rate", 7e-3 * min(max(batch_size / 8, 1), 2))
+    # On a short text, what overfits is the learning rate times the steps.
+    most = MOST_LEARNING * (budget.train_chars / 27_000) ** 1.8 / max_iters
+    choose("learning_rate", float(f"{min(7e-3 * min(max(batch_size / 8, 1), 2), most):.2g}"))
 
     # Evaluating takes about a twentieth of the time, if the text is not very short.
     evaluations = round(0.2 * max_iters * chars_per_step / budget.eval_chars)
