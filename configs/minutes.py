@@ -1,4 +1,4 @@
-"""The config of a run without a preset: what the recipe chooses for a text and a time."""
+"""The config of a run without a preset: what the recipe chooses for a text, and for --minutes."""
 
 import math
 import time
