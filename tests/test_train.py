@@ -196,7 +196,7 @@ def test_a_compiled_run_resumes_exactly_and_equals_an_eager_run(tiny, monkeypatc
 def test_a_run_with_a_teacher_resumes_exactly_and_its_teacher_is_a_network_of_its_own(
     tiny, monkeypatch
 ):
-    flags = "--log_interval=1 --dropout=0.2"
+    flags = "--log_interval=1 --dropout=0.2 --learning_rate=7e-3"  # the same for any max_iters
     at_steps(monkeypatch, [7, 8, 9], lambda _: shutil.copytree("whole", f"killed{len(killed())}"))
     assert tiny(f"{flags} --max_iters=14 --teacher_iters=8 --eval_interval=1 --out_dir=whole") == 0
     assert [checkpoint.load(run / "last.pt").step for run in killed()] == [7, 8, 9]
