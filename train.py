@@ -35,7 +35,7 @@ from model.inspect.maps import draw_weights
 from model.inspect.record import attention_by_head
 from model.nanogpt import load_nanogpt
 from model.network import make_network
-from model.optim import learning_rate, make_optimizers
+from model.optim import expect_end, learning_rate, make_optimizers
 from model.run import source
 from model.run.device import Machine, is_cuda, seed_all, training_machine
 from model.run.errors import (
@@ -260,6 +260,9 @@ def train(
                 speed = f"{chars_per_second():>9,.0f} characters/s"
                 note = "  best so far" if is_best else ""
                 logger.print(f"step {step:>6}  validation loss {val_loss:.4f} {speed}{note}")
+                end = expect_end(val_loss, step, run_config.eval_interval, optim_config)
+                if end and run_config.init_from is None:
+                    logger.print(end)
                 save("last.pt", *(["best.pt"] if is_best else []))
                 if processes.is_main:  # also in a rehearsal: it belongs to the time
                     log_pictures(logger, model, corpus, step)

@@ -10,12 +10,25 @@ from dataclasses import dataclass
 from typing import Any
 
 # Blocks, heads, channels
-SIZES = ((2, 2, 128), (3, 2, 144), (4, 2, 160), (4, 3, 192), (6, 4, 256), (8, 6, 384), (12, 8, 512))
+SIZES = (
+    (2, 2, 128),
+    (3, 2, 144),
+    (4, 2, 160),
+    (4, 3, 192),
+    (6, 3, 192),
+    (6, 4, 256),
+    (8, 5, 320),
+    (8, 6, 384),
+    (12, 8, 512),
+)
 DEFAULT_FLOPS = 8.86e12  # of a run without --minutes
 GPU_FLOPS = 1.6e14  # the same on a GPU
-TEACHER_EPOCHS = 8  # a teacher pays if the text is read more often
+TEACHER_EPOCHS = 6  # a teacher pays if the text is read more often
+MOST_EPOCHS = 24  # a larger network is better than reading the text more often
+MOST_PARAMETERS = 30  # for each training character
+MOST_LEARNING = 3300.0  # learning rate times characters read, for 27,000 training characters
+NO_OVERFITTING = 17  # above, dropout and temperature pay
 TEACHER_SHARE = 0.39  # of the steps
-MOST_LEARNING = 1.2  # learning rate times steps, for 27,000 training characters
 COMPILE_FLOPS = 8e13  # compiling pays above (on two CPU cores, above five minutes)
 # What the speed of a step depends on; a run that was measured keeps it.
 MEASURED_KEYS = ("n_layer", "n_head", "n_embd", "block_size", "batch_size", "dropout", "compile")
@@ -53,8 +66,11 @@ def recipe(budget: Budget, given: dict[str, Any]) -> dict[str, Any]:
     values = {"block_size": 256, **given}
     choose = values.setdefault  # what is given wins
 
-    # The network and its batches grow with the computation.
+    # The network grows with the computation, still more if a short text was read too often
+    # otherwise, but not beyond what its length bears.
     parameters = 655_360 * (max(budget.flops, 1.0) / DEFAULT_FLOPS) ** 0.35
+    parameters = max(parameters, budget.flops / (6 * MOST_EPOCHS * budget.train_chars))
+    parameters = min(parameters, MOST_PARAMETERS * budget.train_chars)
     n_layer, n_head, n_embd = min(
         SIZES, key=lambda size: abs(math.log(20 * size[0] * size[2] ** 2 / parameters))
     )
@@ -64,8 +80,8 @@ def recipe(budget: Budget, given: dict[str, Any]) -> dict[str, Any]:
         n_head = max(n for n in range(1, n_head + 1) if values["n_embd"] % (2 * n) == 0 or n == 1)
     n_head = choose("n_head", n_head)
     choose("n_embd", math.ceil(n_embd / (2 * n_head)) * 2 * n_head)
-    batch_size = 8 if budget.flops < 3e13 else 16
-    batch_size = choose("batch_size", 64 if budget.on_gpu else batch_size)
+    many_steps = budget.flops / step_flops(values | {"batch_size": 8}) > 3000
+    batch_size = choose("batch_size", 64 if budget.on_gpu else 16 if many_steps else 8)
     if budget.flops >= COMPILE_FLOPS and not budget.on_gpu:
         choose("compile", "on")
 
@@ -82,13 +98,18 @@ def recipe(budget: Budget, given: dict[str, Any]) -> dict[str, Any]:
         steps /= 1 + (1 - TEACHER_SHARE) / 3
     max_iters = choose("max_iters", max(1, int(steps)))
     choose("teacher_iters", int(TEACHER_SHARE * max_iters) if has_teacher else 0)
-    doublings = math.log2(max(1, epochs / TEACHER_EPOCHS))
-    choose("train_temperature", round(max(0.8, 1 - 0.08 * doublings), 2))
-    choose("dropout", round(min(0.4, 0.08 * doublings), 1))
-    choose("weight_decay", 0.5 if epochs < 30 else 1.0)
-    # On a short text, what overfits is the learning rate times the steps.
-    most = MOST_LEARNING * (budget.train_chars / 27_000) ** 1.8 / max_iters
-    choose("learning_rate", float(f"{min(7e-3 * min(max(batch_size / 8, 1), 2), most):.2g}"))
+    # What it can learn by heart: how often it reads the text, and its parameters per character.
+    parameters = step_flops(values) / (6 * chars_per_step)
+    overfitting = epochs * math.sqrt(parameters / budget.train_chars)
+    doublings = math.log2(max(1, overfitting / NO_OVERFITTING))
+    choose("train_temperature", round(max(0.8, 1 - 0.1 * doublings), 2))
+    choose("dropout", round(min(0.4, 0.13 * doublings), 1))
+    choose("weight_decay", 0.5 if doublings < 1.5 else 1.0)
+    # Larger batches bear a larger learning rate, and so does a teacher. On a short text, what
+    # overfits is the learning rate times the characters that are read.
+    factor = 2 if values["teacher_iters"] else min(max(batch_size / 8, 1), 2)
+    most = MOST_LEARNING * max(budget.train_chars / 27_000, 1) ** 1.8 / (max_iters * chars_per_step)
+    choose("learning_rate", float(f"{min(7e-3 * factor, most):.2g}"))
 
     # Evaluating takes about a twentieth of the time, if the text is not very short.
     evaluations = round(0.2 * max_iters * chars_per_step / budget.eval_chars)

@@ -56,6 +56,13 @@ class OptimConfig:
             )
 
 
+def network_steps(step: int, config: OptimConfig) -> tuple[int, int]:
+    """The first step, and the one after the last, of the network that is trained at `step`."""
+    if step < config.teacher_iters:
+        return 0, config.teacher_iters
+    return config.teacher_iters, config.max_iters
+
+
 def learning_rate(step: int, config: OptimConfig) -> float:
     """The learning rate at step 0 .. max_iters - 1: a linear warmup, then a decay.
 
@@ -63,9 +70,7 @@ def learning_rate(step: int, config: OptimConfig) -> float:
     step 0 to zero at the end. A cosine decay begins after the warmup (Loshchilov and Hutter 2017,
     "SGDR"). Of two networks (teacher_iters), each has its own warmup and decay.
     """
-    first, end = 0, config.teacher_iters
-    if step >= config.teacher_iters:
-        first, end = config.teacher_iters, config.max_iters
+    first, end = network_steps(step, config)
     step, steps = step - first, end - first  # of this network
     warmup = (step + 1) / (config.warmup_iters + 1)
     if not config.lr_decay_iters:
@@ -75,6 +80,25 @@ def learning_rate(step: int, config: OptimConfig) -> float:
     done = (step - config.warmup_iters) / max(1, config.lr_decay_iters - config.warmup_iters)
     cosine = (1 + math.cos(math.pi * min(done, 1.0))) / 2
     return config.min_lr + cosine * (config.learning_rate - config.min_lr)
+
+
+def expect_end(val_loss: float, step: int, eval_interval: int, config: OptimConfig) -> str:
+    """A line that says in which loss a network is likely to end, from its loss after `step` steps.
+
+    It is for the first evaluation after a tenth of the network's steps, otherwise "". With the
+    linear decay, the loss falls from there by about 0.3 nats times the part of the steps that is
+    left (docs/experiments.md, "In which loss does a run end?"); with a cosine decay, "".
+    """
+    first, end = network_steps(step - 1, config)
+    left = (end - step) / (end - first)
+    left_before = (end - max(first, step - eval_interval)) / (end - first)
+    if config.lr_decay_iters or not 0 < left <= 0.9 < left_before:
+        return ""
+    who = "the first network is " if step < config.teacher_iters else ""
+    return (
+        f"             {who}likely to end near {val_loss - 0.3 * left:.2f}, "
+        f"give or take {0.17 * left:.2f}"
+    )
 
 
 def make_optimizers(

@@ -95,7 +95,7 @@ class Dropout(nn.Dropout):
     """nn.Dropout; on a CPU, one random number of 64 bits gives a byte to each of eight elements.
 
     PyTorch draws one number per element, in a single thread on processors that are not Intel's.
-    That took 23 % of a step of configs/cpu_long.toml.
+    That took 23 % of a compiled step of 4 blocks of 160 channels.
     """
 
     def forward(self, x: Tensor) -> Tensor:

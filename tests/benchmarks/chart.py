@@ -19,7 +19,7 @@ from model.optim import orthogonalize
 
 # Contrast at least 4 on white and on GitHub's dark page, #0d1117.
 GRAY = "#797979"
-COLORS = ["#c95f00", "#2a7fde", "#2a8a2a", "#a05fc0", "#d0427a"]
+COLORS = ["#c95f00", "#2a7fde", "#2a8a2a", "#a05fc0", "#d0427a", "#00868b"]
 TEXT_AND_AXES = ["text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"]
 STYLE = dict.fromkeys(TEXT_AND_AXES, GRAY) | {
     "axes.prop_cycle": mpl.cycler(color=COLORS),

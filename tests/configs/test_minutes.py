@@ -1,5 +1,6 @@
 """Tests of --minutes: the time that a simulated machine takes, what stays, what is repeated."""
 
+import math
 import shutil
 import signal
 import time
@@ -14,8 +15,9 @@ from configs import minutes
 from configs.minutes import choose_config
 from configs.recipe import Budget, run_flops
 from configs.schema import to_dict
-from configs.training import parse_train_command
+from configs.training import TrainConfig, parse_train_command
 from model.checkpoint import Checkpoint
+from model.run.errors import UserError
 from model.run.processes import Processes
 from tests.conftest import ROOT, TINY, start_processes
 from tests.test_train import assert_same_run, at_steps
@@ -26,15 +28,26 @@ class SimulatedMachine:
 
     def __init__(self, speed: float, startup: float, evaluation: float) -> None:
         self.speed, self.startup, self.evaluation = speed, startup, evaluation
+        self.first_evaluation = 0.7  # seconds that the first one takes longer
         self.now = 3.0  # seconds that the imports took
 
     def train(self, config) -> Checkpoint:
         steps, interval = config.optim.max_iters, config.run.eval_interval
         state = Checkpoint(step=steps)
         state.train_seconds = run_flops(to_dict(config)) / self.speed
-        state.eval_seconds = (steps // interval) * self.evaluation
+        state.eval_seconds = math.ceil(steps / interval) * self.evaluation + self.first_evaluation
+        self.first_evaluation = 0.0
         self.now += self.startup + state.train_seconds + state.eval_seconds
         return state
+
+    def choose(self, train_chars: int, *flags: str) -> TrainConfig:
+        """What choose_config chooses on this machine."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(minutes.time, "perf_counter", lambda: self.now)
+            command = parse_train_command(["--device=cpu", *flags])
+            budget = Budget(train_chars=train_chars, eval_chars=100_000)
+            config, _ = choose_config(command, {}, budget, 0.0, Processes(), self.train)
+        return config
 
 
 @given(
@@ -48,14 +61,34 @@ def test_a_run_takes_the_minutes_that_were_asked_for(
     speed, startup, evaluation, asked, train_chars
 ):
     machine = SimulatedMachine(speed, startup, evaluation)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(minutes.time, "perf_counter", lambda: machine.now)
-        command = parse_train_command(["--device=cpu", f"--minutes={asked}"])
-        budget = Budget(train_chars=train_chars, eval_chars=100_000)
-        config, _ = choose_config(command, {}, budget, 0.0, Processes(), machine.train)
+    config = machine.choose(train_chars, f"--minutes={asked}")
     machine.train(config)
     assert config.run.minutes == 0
     assert machine.now == pytest.approx(60 * asked, rel=0.06)
+
+
+@given(
+    asked=st.floats(1e-9, 3),
+    evaluation=st.floats(0, 5),
+    flags=st.fixed_dictionaries(
+        {},
+        optional={
+            "teacher_iters": st.integers(0, 10**6),
+            "eval_interval": st.integers(1, 10**6),
+            "batch_size": st.integers(1, 10_000),
+        },
+    ),
+)
+def test_no_run_takes_longer_than_the_minutes_that_were_asked_for(asked, evaluation, flags):
+    machine = SimulatedMachine(1e12, 0.5, evaluation)
+    flags = [f"--{key}={value}" for key, value in flags.items()]
+    try:
+        config = machine.choose(100_000, f"--minutes={asked}", *flags)
+    except UserError as error:
+        assert "too little time" in str(error)
+    else:
+        machine.train(config)
+        assert machine.now <= 60 * asked + 1e-6
 
 
 def test_a_run_with_minutes_is_repeated_by_its_config_and_resumed_exactly(tiny, monkeypatch):

@@ -67,6 +67,16 @@ def test_a_longer_text_needs_no_more_regularization(budget, factor):
     assert bool(longer["teacher_iters"]) <= bool(shorter["teacher_iters"])
 
 
+@given(st.integers(10_000, 10**6), st.floats(1e12, 1e15))
+def test_a_short_text_gets_no_larger_network_and_no_more_learning_than_a_longer_one(chars, flops):
+    shorter = recipe(Budget(flops=flops, train_chars=chars), {"n_layer": 2, "n_embd": 128})
+    longer = recipe(Budget(flops=flops, train_chars=3 * chars), {"n_layer": 2, "n_embd": 128})
+    learnt = [config["learning_rate"] * config["max_iters"] for config in (shorter, longer)]
+    assert learnt[0] <= 2.5 * learnt[1]  # twice as much with a teacher, which only it may have
+    chosen = recipe(Budget(flops=flops, train_chars=chars), {})
+    assert 20 * chosen["n_layer"] * chosen["n_embd"] ** 2 <= max(60 * chars, 655_360)
+
+
 def test_the_defaults_are_the_recipe_for_tiny_shakespeare():
     assert recipe(Budget(), {}).items() <= to_dict(TrainConfig()).items()
 
