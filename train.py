@@ -125,8 +125,8 @@ def train(
 ) -> tuple[int, Checkpoint]:
     """Train from `start` to the end. The main process writes to `run_dir`.
 
-    A rehearsal writes and prints nothing, and evaluates only every eval_interval. Returns the exit
-    status, 0 or 128 + n after signal n, and the last state.
+    A rehearsal writes and prints nothing. Returns the exit status, 0 or 128 + n after signal n, and
+    the last state.
     """
     # ------------------------------------------------------------------------------- Preparation
     model_config, optim_config, run_config = config.model, config.optim, config.run
@@ -239,7 +239,7 @@ def train(
             step = state.step
             finished = step >= optim_config.max_iters
             is_interval = step > 0 and step % run_config.eval_interval == 0
-            evaluation_due = is_interval or step == state.val_step or (finished and not rehearsal)
+            evaluation_due = is_interval or step == state.val_step or finished
             signal_number = int(processes.max(max(signals, default=0)))  # of any process
             if evaluation_due or signal_number:
                 # The steps that a GPU has queued are part of the training time.
@@ -354,7 +354,9 @@ def train(
         if processes.is_main:
             log_embedding(logger, model, vocab)
         logger.write_summary(summary, finished)
-    return (0 if finished else 128 + signal_number), state
+        if rehearsal:  # also a signal in its last step ends the command
+            signal_number = int(processes.max(max(signals, default=0)))
+    return (128 + signal_number if signal_number and (rehearsal or not finished) else 0), state
 
 
 def cross_entropy(logits_BTV: Tensor, target: Tensor) -> Tensor:

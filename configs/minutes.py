@@ -6,15 +6,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from configs.recipe import MEASURED_KEYS, Budget, explain, run_flops
+from configs.recipe import MEASURED_KEYS, Budget, explain, run_flops, step_flops
 from configs.schema import to_dict
 from configs.training import Command, TrainConfig, load_config
 from model.checkpoint import Checkpoint
 from model.run.errors import UserError
 from model.run.processes import Processes
 
-FIRST_STEPS = 10  # of the default network; also the fewest of a run
-SHARE = 1 / 25  # of the run, with the network that was chosen
+FIRST_STEPS = 10  # of the first rehearsal
+FEWEST_STEPS = 10  # of a run
+REHEARSAL_SHARE = 1 / 25  # of the run, for the second rehearsal
+SIZE_KEYS = ("n_layer", "n_head", "n_embd", "batch_size", "gradient_accumulation_steps")
 
 
 def choose_config(
@@ -29,8 +31,9 @@ def choose_config(
 
     Without --minutes it is a function of `budget`. With it, `rehearse` measures the machine: it
     trains a config from `start`, writes nothing, and returns the last state. First the default
-    network tells how large a network fits into the time, then a part of the run with that one tells
-    how many steps fit. Raises UserError if hardly any do.
+    network, or a smaller one that is given, tells how large a network fits into the time. Then a
+    part of the run with the network that was chosen tells how many steps fit. Raises UserError if
+    hardly any do.
     """
     config = load_config(command, start, budget)
     if not (minutes := config.run.minutes):
@@ -38,8 +41,8 @@ def choose_config(
 
     def measure(config: TrainConfig, steps: int) -> tuple[float, float, float]:
         """FLOPs per second in training, seconds of an evaluation, seconds of all the rest."""
-        share = config.optim.teacher_iters / config.optim.max_iters
-        teacher_iters = min(math.ceil(share * steps), steps - 1)
+        teacher_share = config.optim.teacher_iters / config.optim.max_iters
+        teacher_iters = min(math.ceil(teacher_share * steps), steps - 1)
         optim = replace(config.optim, max_iters=steps, teacher_iters=teacher_iters)
         config = replace(config, optim=optim, run=replace(config.run, eval_interval=steps))
         rehearsal_start = time.perf_counter()
@@ -49,29 +52,33 @@ def choose_config(
         speed = run_flops(to_dict(config)) / processes.max(state.train_seconds)
         return speed, processes.max(state.eval_seconds), processes.max(rest)
 
-    def time_left(needed: float = 0.0) -> float:
-        """Seconds from now to the end, less those that are needed."""
-        elapsed = processes.max(time.perf_counter() - start_time)
-        if (left := 60 * minutes - elapsed - needed) <= 0:
-            raise too_short
-        return left
+    def time_left() -> float:
+        """Seconds from now to the end."""
+        return 60 * minutes - processes.max(time.perf_counter() - start_time)
 
     too_short = UserError(
-        f"minutes is {minutes:g}. After the machine was measured, too little time is left for "
-        "training. Give more minutes, or a smaller network."
+        f"minutes is {minutes:g}, which is too little time for this text, this machine, and the "
+        "flags that are given."
     )
     # A first evaluation takes longer than others, so each rehearsal makes one.
-    speed, _, _ = measure(config, FIRST_STEPS)
-    time_left()
+    given, default = command.given, to_dict(TrainConfig())
+    small = {key: given[key] for key in given if key not in SIZE_KEYS or given[key] <= default[key]}
+    if "batch_size" in given:
+        small["batch_size"] = min(given["batch_size"], default["batch_size"] * processes.world_size)
+    speed, _, _ = measure(load_config(command._replace(given=small), start, budget), FIRST_STEPS)
     config = load_config(command, start, replace(budget, flops=speed * 60 * minutes))
-    steps = max(2, round(SHARE * config.optim.max_iters))
+    step_seconds = step_flops(to_dict(config)) / speed
+    most_steps = REHEARSAL_SHARE * min(config.optim.max_iters, 60 * minutes / step_seconds)
+    steps = max(2, round(most_steps))
+    if steps * step_seconds > time_left():
+        raise too_short
     speed, evaluation, rest = measure(config, steps)
-    seconds = time_left(rest)
+    seconds = time_left() - rest
 
     # What was measured stays; the rest follows from the number of steps, also how many evaluations
     # there are. So the number of steps is found by bisection.
     values = to_dict(config)
-    given = command.given | {key: values[key] for key in MEASURED_KEYS} | {"minutes": 0.0}
+    given = given | {key: values[key] for key in MEASURED_KEYS} | {"minutes": 0.0}
 
     def choose(flops: float) -> tuple[TrainConfig, float]:
         """The config for a number of FLOPs, and the seconds that its run takes."""
@@ -79,11 +86,11 @@ def choose_config(
         evaluations = math.ceil(config.optim.max_iters / config.run.eval_interval)
         return config, run_flops(to_dict(config)) / speed + evaluations * evaluation
 
-    fits, too_many = 0.0, speed * seconds
+    fits, too_many = 0.0, max(0.0, speed * seconds)
     for _ in range(30):
         flops = (fits + too_many) / 2
         fits, too_many = (flops, too_many) if choose(flops)[1] <= seconds else (fits, flops)
     config, needed = choose(fits)
-    if needed > seconds or config.optim.max_iters < FIRST_STEPS:
+    if needed > seconds or config.optim.max_iters < FEWEST_STEPS:
         raise too_short
-    return config, explain(replace(budget, flops=fits), to_dict(config), speed)
+    return config, explain(budget, to_dict(config), speed)

@@ -1,8 +1,9 @@
 """The recipe: the settings that follow from a text's length and the amount of computation.
 
-Provisional: it rests on few runs of texts between 30,000 and a million characters, for one to
-fifteen minutes on two CPU cores (docs/experiments.md, "Which settings for which text and time?").
-It was never tried on a GPU, with other networks than quill, or with other contexts than 256.
+It was fitted to texts of 30,000 to a million characters in four languages, for what two CPU cores
+compute in one to five minutes, a megabyte also in fifteen (docs/experiments.md, "Which settings for
+which text and time?"). It was not fitted to shorter texts, more time, a GPU, networks other than
+quill, or contexts other than 256.
 """
 
 import math
@@ -24,10 +25,10 @@ SIZES = (
 DEFAULT_FLOPS = 8.86e12  # of a run without --minutes
 GPU_FLOPS = 1.6e14  # the same on a GPU
 TEACHER_EPOCHS = 6  # a teacher pays if the text is read more often
-MOST_EPOCHS = 24  # a larger network is better than reading the text more often
-MOST_PARAMETERS = 30  # for each training character
+GROW_EPOCHS = 24  # above, a larger network is better than more epochs
+MOST_PARAMETERS = 30  # for each training character; but the smallest network has 655,360
 MOST_LEARNING = 3300.0  # learning rate times characters read, for 27,000 training characters
-NO_OVERFITTING = 17  # above, dropout and temperature pay
+NO_OVERFITTING = 17  # epochs √(parameters / characters); above, dropout and temperature pay
 TEACHER_SHARE = 0.39  # of the steps
 COMPILE_FLOPS = 8e13  # compiling pays above (on two CPU cores, above five minutes)
 # What the speed of a step depends on; a run that was measured keeps it.
@@ -69,11 +70,14 @@ def recipe(budget: Budget, given: dict[str, Any]) -> dict[str, Any]:
     # The network grows with the computation, still more if a short text was read too often
     # otherwise, but not beyond what its length bears.
     parameters = 655_360 * (max(budget.flops, 1.0) / DEFAULT_FLOPS) ** 0.35
-    parameters = max(parameters, budget.flops / (6 * MOST_EPOCHS * budget.train_chars))
+    parameters = max(parameters, budget.flops / (6 * GROW_EPOCHS * budget.train_chars))
     parameters = min(parameters, MOST_PARAMETERS * budget.train_chars)
-    n_layer, n_head, n_embd = min(
-        SIZES, key=lambda size: abs(math.log(20 * size[0] * size[2] ** 2 / parameters))
-    )
+
+    def difference(size: tuple[int, int, int]) -> float:
+        blocks, channels = values.get("n_layer", size[0]), values.get("n_embd", size[2])
+        return abs(math.log(20 * blocks * channels**2 / parameters))
+
+    n_layer, n_head, n_embd = min(SIZES, key=difference)
     choose("n_layer", n_layer)
     # A head's width must be even.
     if "n_head" not in values and "n_embd" in values:
@@ -87,13 +91,12 @@ def recipe(budget: Budget, given: dict[str, Any]) -> dict[str, Any]:
 
     # A text that is read often: a teacher, and against overfitting a temperature and dropout.
     chars_per_step = batch_size * values["block_size"]
-    steps = budget.flops / step_flops(values)
-    steps = values.get("max_iters", steps)
+    steps = values.get("max_iters", budget.flops / step_flops(values))
     epochs = steps * chars_per_step / budget.train_chars
     has_teacher = epochs >= TEACHER_EPOCHS and values.get("init_from") is None
     # The second network's steps, with the teacher's forward pass, take a third longer.
     if teacher_iters := values.get("teacher_iters"):
-        steps = max(teacher_iters + 1, (3 * steps + teacher_iters) / 4)
+        steps = max(teacher_iters / TEACHER_SHARE, (3 * steps + teacher_iters) / 4)
     elif "teacher_iters" not in values and has_teacher:
         steps /= 1 + (1 - TEACHER_SHARE) / 3
     max_iters = choose("max_iters", max(1, int(steps)))
@@ -111,7 +114,7 @@ def recipe(budget: Budget, given: dict[str, Any]) -> dict[str, Any]:
     most = MOST_LEARNING * max(budget.train_chars / 27_000, 1) ** 1.8 / (max_iters * chars_per_step)
     choose("learning_rate", float(f"{min(7e-3 * factor, most):.2g}"))
 
-    # Evaluating takes about a twentieth of the time, if the text is not very short.
+    # Evaluating takes about a fifteenth of the training time; at least two are made.
     evaluations = round(0.2 * max_iters * chars_per_step / budget.eval_chars)
     choose("eval_interval", math.ceil(max_iters / min(max(evaluations, 2), 10)))
     return values
@@ -126,8 +129,8 @@ def explain(budget: Budget, values: dict[str, Any], speed: float = 0.0) -> str:
     parts = [f"{name} {values[name]}" for name, off in against.items() if values[name] != off]
     parts = ([teacher] if values["teacher_iters"] else []) + parts
     return (
-        f"recipe  {budget.flops:.1e} floating-point operations{measured}: "
+        f"recipe  {run_flops(values):.1e} floating-point operations{measured}: "
         f"{values['n_layer']} blocks of {values['n_embd']} channels\n"
         f"        the text is read {chars / budget.train_chars:.1f} times: "
-        f"{', '.join(parts) or 'nothing needed'} against overfitting"
+        f"{', '.join(parts) or 'nothing'} against overfitting"
     )

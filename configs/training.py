@@ -108,9 +108,9 @@ def parse_train_command(argv: list[str]) -> Command:
     elif preset is not None:
         flags = parser.parse_preset(preset) | flags
     if flags.get("minutes"):
-        other = preset or ("max_iters" if "max_iters" in flags else None)
-        if other is not None:
-            raise UserError(f"minutes is {flags['minutes']}, but {other} says how long. Give one.")
+        other = preset or next((key for key in ("max_iters", "lr_decay_iters") if key in flags), "")
+        if other:
+            raise UserError(f"minutes cannot be combined with {other}. Give one of them.")
     return Command(resume, resume is None and preset is None, flags)
 
 

@@ -76,6 +76,7 @@ def test_a_run_takes_the_minutes_that_were_asked_for(
             "teacher_iters": st.integers(0, 10**6),
             "eval_interval": st.integers(1, 10**6),
             "batch_size": st.integers(1, 10_000),
+            "n_layer": st.integers(1, 100),
         },
     ),
 )
@@ -86,6 +87,8 @@ def test_no_run_takes_longer_than_the_minutes_that_were_asked_for(asked, evaluat
         config = machine.choose(100_000, f"--minutes={asked}", *flags)
     except UserError as error:
         assert "too little time" in str(error)
+        rehearsals = 3.0 + 2 * (machine.startup + evaluation + 1)
+        assert machine.now <= 60 * asked + rehearsals
     else:
         machine.train(config)
         assert machine.now <= 60 * asked + 1e-6
@@ -113,9 +116,10 @@ def test_two_processes_choose_the_same(text_file):
         assert process.returncode == 0, output + errors
 
 
+@pytest.mark.parametrize("step", [5, minutes.FIRST_STEPS - 1])
 def test_a_signal_while_the_machine_is_measured_ends_the_run_and_leaves_no_folder(
-    tiny, monkeypatch
+    tiny, monkeypatch, step
 ):
-    at_steps(monkeypatch, [5], lambda _: signal.raise_signal(signal.SIGTERM))
+    at_steps(monkeypatch, [step], lambda _: signal.raise_signal(signal.SIGTERM))
     assert tiny("--minutes=0.05 --out_dir=run") == 128 + signal.SIGTERM
     assert not Path("run").exists()

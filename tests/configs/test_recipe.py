@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.recipe import Budget, explain, recipe, run_flops, step_flops
+from configs.recipe import TEACHER_SHARE, Budget, explain, recipe, run_flops, step_flops
 from configs.schema import make_config, to_dict
 from configs.training import TrainConfig, load_config, parse_train_command
 
@@ -47,9 +47,16 @@ def test_the_steps_take_the_computation_there_is(budget, teacher_iters):
     for values in ({}, {"teacher_iters": teacher_iters}):
         chosen = recipe(budget, values)
         spent, margin = run_flops(chosen), 2 * step_flops(chosen)
-        least = chosen["max_iters"] == values.get("teacher_iters", 0) + 1
+        # Both networks of a teacher that is given get their share.
+        least = chosen["max_iters"] == max(1, int(values.get("teacher_iters", 0) / TEACHER_SHARE))
         assert least or spent <= budget.flops + margin
         assert spent >= budget.flops - margin
+
+
+@given(budgets, st.integers(1, 20), st.integers(1, 20))
+def test_more_blocks_that_are_given_get_no_more_channels(budget, n_layer, more):
+    widths = [recipe(budget, {"n_layer": n})["n_embd"] for n in (n_layer, n_layer + more)]
+    assert widths[0] >= widths[1]
 
 
 @given(budgets, st.integers(1, 600))
