@@ -93,4 +93,4 @@ def choose_config(
     config, needed = choose(fits)
     if needed > seconds or config.optim.max_iters < FEWEST_STEPS:
         raise too_short
-    return config, explain(budget, to_dict(config), speed)
+    return config, explain(replace(budget, flops=speed * seconds), to_dict(config), speed)

@@ -22,12 +22,12 @@ SIZES = (
     (8, 6, 384),
     (12, 8, 512),
 )
+LEAST_PARAMETERS = 655_360  # of the blocks of the first
 DEFAULT_FLOPS = 8.86e12  # of a run without --minutes
 GPU_FLOPS = 1.6e14  # the same on a GPU
 TEACHER_EPOCHS = 6  # a teacher pays if the text is read more often
-GROW_EPOCHS = 24  # above, a larger network is better than more epochs
-MOST_PARAMETERS = 30  # for each training character; but the smallest network has 655,360
-MOST_LEARNING = 3300.0  # learning rate times characters read, for 27,000 training characters
+MOST_EPOCHS = 24  # a larger network is better than reading the text more often
+MOST_PARAMETERS = 14  # for each training character; a larger network is no better
 NO_OVERFITTING = 17  # epochs √(parameters / characters); above, dropout and temperature pay
 TEACHER_SHARE = 0.39  # of the steps
 COMPILE_FLOPS = 8e13  # compiling pays above (on two CPU cores, above five minutes)
@@ -62,16 +62,26 @@ def run_flops(values: dict[str, Any]) -> float:
     return step_flops(values) * (values["max_iters"] + taught / 3)
 
 
+def useful_flops(budget: Budget) -> float:
+    """`budget.flops`, or fewer on a text so short that more of them give no lower loss."""
+    parameters = max(MOST_PARAMETERS * budget.train_chars, LEAST_PARAMETERS)
+    return min(budget.flops, 6 * parameters * most_chars(budget))
+
+
+def most_chars(budget: Budget) -> int:
+    """How many characters to read at most; on a very short text, enough to learn anything."""
+    return max(MOST_EPOCHS * budget.train_chars, 250_000)
+
+
 def recipe(budget: Budget, given: dict[str, Any]) -> dict[str, Any]:
     """`given`, and a value of every other key that depends on the budget."""
     values = {"block_size": 256, **given}
     choose = values.setdefault  # what is given wins
 
-    # The network grows with the computation, still more if a short text was read too often
-    # otherwise, but not beyond what its length bears.
-    parameters = 655_360 * (max(budget.flops, 1.0) / DEFAULT_FLOPS) ** 0.35
-    parameters = max(parameters, budget.flops / (6 * GROW_EPOCHS * budget.train_chars))
-    parameters = min(parameters, MOST_PARAMETERS * budget.train_chars)
+    # The network grows with the computation, still more if it would read a short text too often.
+    flops = useful_flops(budget)
+    parameters = LEAST_PARAMETERS * (max(flops, 1.0) / DEFAULT_FLOPS) ** 0.35
+    parameters = max(parameters, flops / (6 * most_chars(budget)))
 
     def difference(size: tuple[int, int, int]) -> float:
         blocks, channels = values.get("n_layer", size[0]), values.get("n_embd", size[2])
@@ -84,14 +94,14 @@ def recipe(budget: Budget, given: dict[str, Any]) -> dict[str, Any]:
         n_head = max(n for n in range(1, n_head + 1) if values["n_embd"] % (2 * n) == 0 or n == 1)
     n_head = choose("n_head", n_head)
     choose("n_embd", math.ceil(n_embd / (2 * n_head)) * 2 * n_head)
-    many_steps = budget.flops / step_flops(values | {"batch_size": 8}) > 3000
+    many_steps = flops / step_flops(values | {"batch_size": 8}) > 3000
     batch_size = choose("batch_size", 64 if budget.on_gpu else 16 if many_steps else 8)
-    if budget.flops >= COMPILE_FLOPS and not budget.on_gpu:
+    if flops >= COMPILE_FLOPS and not budget.on_gpu:
         choose("compile", "on")
 
     # A text that is read often: a teacher, and against overfitting a temperature and dropout.
     chars_per_step = batch_size * values["block_size"]
-    steps = values.get("max_iters", budget.flops / step_flops(values))
+    steps = values.get("max_iters", flops / step_flops(values))
     epochs = steps * chars_per_step / budget.train_chars
     has_teacher = epochs >= TEACHER_EPOCHS and values.get("init_from") is None
     # The second network's steps, with the teacher's forward pass, take a third longer.
@@ -108,11 +118,9 @@ def recipe(budget: Budget, given: dict[str, Any]) -> dict[str, Any]:
     choose("train_temperature", round(max(0.8, 1 - 0.1 * doublings), 2))
     choose("dropout", round(min(0.4, 0.13 * doublings), 1))
     choose("weight_decay", 0.5 if doublings < 1.5 else 1.0)
-    # Larger batches bear a larger learning rate, and so does a teacher. On a short text, what
-    # overfits is the learning rate times the characters that are read.
+    # Larger batches bear a larger learning rate, and so does a teacher.
     factor = 2 if values["teacher_iters"] else min(max(batch_size / 8, 1), 2)
-    most = MOST_LEARNING * max(budget.train_chars / 27_000, 1) ** 1.8 / (max_iters * chars_per_step)
-    choose("learning_rate", float(f"{min(7e-3 * factor, most):.2g}"))
+    choose("learning_rate", 7e-3 * factor)
 
     # Evaluating takes about a fifteenth of the training time; at least two are made.
     evaluations = round(0.2 * max_iters * chars_per_step / budget.eval_chars)
@@ -128,9 +136,10 @@ def explain(budget: Budget, values: dict[str, Any], speed: float = 0.0) -> str:
     against = {"dropout": 0.0, "train_temperature": 1.0}
     parts = [f"{name} {values[name]}" for name, off in against.items() if values[name] != off]
     parts = ([teacher] if values["teacher_iters"] else []) + parts
+    enough = " (more computation would not help)" if budget.flops > useful_flops(budget) else ""
     return (
         f"recipe  {run_flops(values):.1e} floating-point operations{measured}: "
         f"{values['n_layer']} blocks of {values['n_embd']} channels\n"
-        f"        the text is read {chars / budget.train_chars:.1f} times: "
+        f"        the text is read {chars / budget.train_chars:.1f} times{enough}: "
         f"{', '.join(parts) or 'nothing'} against overfitting"
     )

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import train
 from configs import minutes
 from configs.minutes import choose_config
-from configs.recipe import Budget, run_flops
+from configs.recipe import Budget, run_flops, useful_flops
 from configs.schema import to_dict
 from configs.training import TrainConfig, parse_train_command
 from model.checkpoint import Checkpoint
@@ -64,7 +64,10 @@ def test_a_run_takes_the_minutes_that_were_asked_for(
     config = machine.choose(train_chars, f"--minutes={asked}")
     machine.train(config)
     assert config.run.minutes == 0
-    assert machine.now == pytest.approx(60 * asked, rel=0.06)
+    if run_flops(to_dict(config)) > 0.95 * useful_flops(Budget(math.inf, train_chars)):
+        assert machine.now <= 60 * asked  # the text is too short to use all of the time
+    else:
+        assert machine.now == pytest.approx(60 * asked, rel=0.06)
 
 
 @given(
