@@ -2,8 +2,8 @@
 
 It was fitted to texts of 30,000 to a million characters in four languages, for what two CPU cores
 compute in one to five minutes, a megabyte also in fifteen (docs/experiments.md, "Which settings for
-which text and time?"). It was not fitted to shorter texts, more time, a GPU, networks other than
-quill, or contexts other than 256.
+which text and time?"). It was not fitted to shorter texts, more time, more than a minute for
+300,000 to 900,000 characters, a GPU, networks other than quill, or contexts other than 256.
 """
 
 import math
