@@ -61,10 +61,16 @@ def test_the_steps_take_the_computation_there_is(budget, teacher_iters):
         assert spent >= useful_flops(budget) - margin
 
 
-@given(budgets, st.integers(1, 20), st.integers(1, 20))
-def test_more_blocks_that_are_given_get_no_more_channels(budget, n_layer, more):
-    widths = [recipe(budget, {"n_layer": n})["n_embd"] for n in (n_layer, n_layer + more)]
-    assert widths[0] >= widths[1]
+@given(budget=budgets, number=st.integers(1, 20), more=st.integers(1, 20))
+def test_more_blocks_that_are_given_get_no_more_channels_and_more_channels_no_more_blocks(
+    budget, number, more
+):
+    for key, chosen, unit in (("n_layer", "n_embd", 1), ("n_embd", "n_layer", 64)):
+        few, many = (recipe(budget, {key: unit * n})[chosen] for n in (number, number + more))
+        assert few >= many
+    for key, chosen in (("n_layer", "n_embd"), ("n_embd", "n_layer")):
+        few, many = (recipe(Budget(flops=1e14), {key: n})[chosen] for n in (1, 2000))
+        assert few > many
 
 
 @given(budgets, st.integers(1, 600))
