@@ -95,7 +95,9 @@ def recipe(budget: Budget, given: dict[str, Any]) -> dict[str, Any]:
     n_head = choose("n_head", n_head)
     choose("n_embd", math.ceil(n_embd / (2 * n_head)) * 2 * n_head)
     many_steps = flops / step_flops(values | {"batch_size": 8}) > 3000
-    batch_size = choose("batch_size", 64 if budget.on_gpu else 16 if many_steps else 8)
+    batch_size = 64 if budget.on_gpu else 16 if many_steps else 8
+    parts = values.get("gradient_accumulation_steps", 1)
+    batch_size = choose("batch_size", math.ceil(batch_size / parts) * parts)
     if flops >= COMPILE_FLOPS and not budget.on_gpu:
         choose("compile", "on")
 

@@ -79,6 +79,11 @@ def test_a_width_that_is_given_gets_heads_that_divide_it(budget, half_width):
 
 
 @given(budgets, st.integers(1, 100))
+def test_batches_can_be_split_into_the_parts_that_are_given(budget, parts):
+    assert recipe(budget, {"gradient_accumulation_steps": parts})["batch_size"] % parts == 0
+
+
+@given(budgets, st.integers(1, 100))
 def test_a_longer_text_needs_no_more_regularization(budget, factor):
     budget = replace(budget, flops=useful_flops(budget))
     shorter = recipe(budget, {})
