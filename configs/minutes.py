@@ -16,6 +16,7 @@ from model.run.processes import Processes
 FIRST_STEPS = 10  # of the first rehearsal
 FEWEST_STEPS = 10  # of a run
 REHEARSAL_SHARE = 1 / 25  # of the run, for the second rehearsal
+# Where these are larger than the default, the first rehearsal leaves them out, so that it is short.
 SIZE_KEYS = ("n_layer", "n_head", "n_embd", "batch_size", "gradient_accumulation_steps")
 
 
@@ -60,16 +61,16 @@ def choose_config(
         f"minutes is {minutes:g}, which is too little time for this text, this machine, and the "
         "flags that are given."
     )
-    # A first evaluation takes longer than others, so each rehearsal makes one.
     given, default = command.given, to_dict(TrainConfig())
     small = {key: given[key] for key in given if key not in SIZE_KEYS or given[key] <= default[key]}
     if "batch_size" in given:
         small["batch_size"] = min(given["batch_size"], default["batch_size"] * processes.world_size)
+    # The first evaluation of a process takes longer than others; here it is made, and not counted.
     speed, _, _ = measure(load_config(command._replace(given=small), start, budget), FIRST_STEPS)
     config = load_config(command, start, replace(budget, flops=speed * 60 * minutes))
     step_seconds = step_flops(to_dict(config)) / speed
-    most_steps = REHEARSAL_SHARE * min(config.optim.max_iters, 60 * minutes / step_seconds)
-    steps = max(2, round(most_steps))
+    run_steps = min(config.optim.max_iters, 60 * minutes / step_seconds)
+    steps = max(2, round(REHEARSAL_SHARE * run_steps))
     if steps * step_seconds > time_left():
         raise too_short
     speed, evaluation, rest = measure(config, steps)

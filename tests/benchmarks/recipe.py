@@ -88,7 +88,7 @@ def train(text: Path, minutes: float, settings: dict[str, object], seed: int, di
     flags = [f"--{key}={value}" for key, value in settings.items() if key != "teacher"]
     code = "import sys, train, configs.recipe as recipe\n"
     if "teacher" in settings:
-        code += f"recipe.TEACHER_EPOCHS = {1e-99 if settings['teacher'] else 1e99}\n"
+        code += f"recipe.TEACHER_EPOCHS = {0 if settings['teacher'] else 1e99}\n"
     code += "sys.exit(train.main(sys.argv[1:]))"
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder, "run")
