@@ -1,10 +1,11 @@
 """--minutes against random settings at equal time: python -m tests.benchmarks.recipe run FILE.jsonl
 
 Each run is `python train.py --minutes M` on a text, with nothing else said ("dial"), with random
-settings, or with those of a fixed recipe. The loss is that of the text's last tenth. `run` makes
-the runs that FILE does not have yet; `table FILE.jsonl` prints them, `chart FILE.jsonl` draws the
-dial's loss against the minutes as docs/minutes.svg. --texts FILE ...: the texts; --minutes M ...:
-the times; --settings NAME ...: dial, default, long, or how many random ones.
+settings, or with those of a fixed recipe. On a short text the dial ends early; the others use all
+the time. The loss is that of the text's last tenth. `run` makes the runs that FILE does not have
+yet; `table FILE.jsonl` prints them, `chart FILE.jsonl` draws the dial's loss against the minutes as
+docs/minutes.svg. --texts FILE ...: the texts; --minutes M ...: the times; --settings NAME ...:
+dial, default, long, or how many random ones.
 
 A run other than the dial is stopped early once it cannot win: after two fifths of its steps, if its
 loss is 0.15 above the dial's at that part of the run, or 0.15 above its own best (overfitting).
@@ -87,8 +88,9 @@ def train(text: Path, minutes: float, settings: dict[str, object], seed: int, di
     """Run train.py. Returns settings, losses, the curve as (part of the run, loss), seconds."""
     flags = [f"--{key}={value}" for key, value in settings.items() if key != "teacher"]
     code = "import sys, train, configs.recipe as recipe\n"
-    if "teacher" in settings:
+    if settings:
         code += f"recipe.TEACHER_EPOCHS = {0 if settings['teacher'] else 1e99}\n"
+        code += "recipe.useful_flops = lambda budget: budget.flops\n"
     code += "sys.exit(train.main(sys.argv[1:]))"
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder, "run")
