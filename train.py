@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,9 +25,9 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
 from configs.minutes import choose_config
-from configs.recipe import DEFAULT_FLOPS, GPU_FLOPS, Budget
+from configs.recipe import Budget
 from configs.schema import to_dict, to_toml
-from configs.training import Command, TrainConfig, load_config, parse_train_command
+from configs.training import TrainConfig, load_config, parse_train_command
 from data.corpus import Corpus, open_corpus
 from model import checkpoint
 from model.checkpoint import Checkpoint
@@ -37,7 +38,7 @@ from model.nanogpt import load_nanogpt
 from model.network import make_network
 from model.optim import expect_end, learning_rate, make_optimizers
 from model.run import source
-from model.run.device import Machine, is_cuda, seed_all, training_machine
+from model.run.device import Machine, seed_all, training_machine
 from model.run.errors import (
     UserError,
     catch_signals,
@@ -86,47 +87,27 @@ def main(argv: list[str]) -> int:
                     f"To go on with another text, start a new run with --init_from {run_dir}."
                 )
             if command.uses_recipe:
-                config = choose(command, config, corpus, processes, start)
-            status, _ = train(config, corpus, processes, run_dir, start)
+                settings = {"corpus": corpus, "processes": processes, "start": start}
+                rehearse = partial(train, **settings, rehearsal=True)
+                config = choose_config(
+                    command, start.config, corpus, processes, START_TIME, rehearse
+                )
+            status, _ = train(config, corpus, processes, start, run_dir)
             return status
-
-
-def choose(
-    command: Command, config: TrainConfig, corpus: Corpus, processes: Processes, start: Checkpoint
-) -> TrainConfig:
-    """The config for this text and --minutes; prints the reasons. `config` is that for any text."""
-
-    def rehearse(config: TrainConfig) -> Checkpoint:
-        status, state = train(config, corpus, processes, None, start, rehearsal=True)
-        if status:  # stopped by a signal
-            sys.exit(status)
-        return state
-
-    on_gpu = is_cuda(config.system.device)
-    budget = Budget(
-        flops=GPU_FLOPS if on_gpu else DEFAULT_FLOPS,
-        train_chars=corpus.train_chars,
-        eval_chars=corpus.eval_chars(config.model.block_size),
-        on_gpu=on_gpu,
-    )
-    config, reason = choose_config(command, start.config, budget, START_TIME, processes, rehearse)
-    if processes.is_main:
-        print_line(reason, sys.stdout)
-    return config
 
 
 def train(
     config: TrainConfig,
     corpus: Corpus,
     processes: Processes,
-    run_dir: Path | None,
     start: Checkpoint,
+    run_dir: Path | None = None,
     rehearsal: bool = False,
 ) -> tuple[int, Checkpoint]:
     """Train from `start` to the end. The main process writes to `run_dir`.
 
-    A rehearsal writes and prints nothing. Returns the exit status, 0 or 128 + n after signal n, and
-    the last state.
+    Returns the exit status, 0 or 128 + n after signal n, and the last state. A rehearsal writes and
+    prints nothing, and a signal in it ends the program.
     """
     # ------------------------------------------------------------------------------- Preparation
     model_config, optim_config, run_config = config.model, config.optim, config.run
@@ -354,9 +335,9 @@ def train(
         if processes.is_main:
             log_embedding(logger, model, vocab)
         logger.write_summary(summary, finished)
-        if rehearsal:  # also a signal in its last step ends the command
-            signal_number = int(processes.max(max(signals, default=0)))
-    return (128 + signal_number if signal_number and (rehearsal or not finished) else 0), state
+        if rehearsal and (signal_number := int(processes.max(max(signals, default=0)))):
+            sys.exit(128 + signal_number)
+    return (0 if finished else 128 + signal_number), state
 
 
 def cross_entropy(logits_BTV: Tensor, target: Tensor) -> Tensor:

@@ -30,9 +30,6 @@ MOST_EPOCHS = 24  # a larger network is better than reading the text more often
 MOST_PARAMETERS = 14  # for each training character; a larger network is no better
 NO_OVERFITTING = 17  # epochs √(parameters / characters); above, dropout and temperature pay
 TEACHER_SHARE = 0.39  # of the steps
-COMPILE_FLOPS = 8e13  # compiling pays above (on two CPU cores, above five minutes)
-# What the speed of a step depends on; a run that was measured keeps it.
-MEASURED_KEYS = ("n_layer", "n_head", "n_embd", "block_size", "batch_size", "dropout", "compile")
 
 
 @dataclass(frozen=True)
@@ -43,6 +40,7 @@ class Budget:
     train_chars: int = 1_003_854
     eval_chars: int = 111_540
     on_gpu: bool = False
+    processes: int = 1  # a batch is divided among them
 
 
 def step_flops(values: dict[str, Any]) -> float:
@@ -96,10 +94,8 @@ def recipe(budget: Budget, given: dict[str, Any]) -> dict[str, Any]:
     choose("n_embd", math.ceil(n_embd / (2 * n_head)) * 2 * n_head)
     many_steps = flops / step_flops(values | {"batch_size": 8}) > 3000
     batch_size = 64 if budget.on_gpu else 16 if many_steps else 8
-    parts = values.get("gradient_accumulation_steps", 1)
+    parts = values.get("gradient_accumulation_steps", 1) * budget.processes
     batch_size = choose("batch_size", math.ceil(batch_size / parts) * parts)
-    if flops >= COMPILE_FLOPS and not budget.on_gpu:
-        choose("compile", "on")
 
     # A text that is read often: a teacher, and against overfitting a temperature and dropout.
     chars_per_step = batch_size * values["block_size"]
@@ -132,16 +128,14 @@ def recipe(budget: Budget, given: dict[str, Any]) -> dict[str, Any]:
 
 def explain(budget: Budget, values: dict[str, Any], speed: float = 0.0) -> str:
     """Two lines for a person: what was chosen, and why."""
-    chars = values["max_iters"] * values["batch_size"] * values["block_size"]
+    epochs = values["max_iters"] * values["batch_size"] * values["block_size"] / budget.train_chars
     measured = f", {speed:.1e} a second on this machine" if speed else ""
-    teacher = f"a teacher for {values['teacher_iters']:,} steps"
-    against = {"dropout": 0.0, "train_temperature": 1.0}
-    parts = [f"{name} {values[name]}" for name, off in against.items() if values[name] != off]
-    parts = ([teacher] if values["teacher_iters"] else []) + parts
     enough = " (more computation would not help)" if budget.flops > useful_flops(budget) else ""
+    off = {"teacher_iters": 0, "dropout": 0.0, "train_temperature": 1.0}
+    against = [f"{name} {values[name]}" for name in off if values[name] != off[name]]
     return (
         f"recipe  {run_flops(values):.1e} floating-point operations{measured}: "
         f"{values['n_layer']} blocks of {values['n_embd']} channels\n"
-        f"        the text is read {chars / budget.train_chars:.1f} times{enough}: "
-        f"{', '.join(parts) or 'nothing'} against overfitting"
+        f"        the text is read {epochs:.1f} times{enough}: "
+        f"{', '.join(against) or 'nothing'} against overfitting"
     )

@@ -5,6 +5,7 @@ import shutil
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -31,23 +32,22 @@ class SimulatedMachine:
         self.first_evaluation = 0.7  # seconds that the first one takes longer
         self.now = 3.0  # seconds that the imports took
 
-    def train(self, config) -> Checkpoint:
+    def train(self, config) -> tuple[int, Checkpoint]:
         steps, interval = config.optim.max_iters, config.run.eval_interval
         state = Checkpoint(step=steps)
         state.train_seconds = run_flops(to_dict(config)) / self.speed
         state.eval_seconds = math.ceil(steps / interval) * self.evaluation + self.first_evaluation
         self.first_evaluation = 0.0
         self.now += self.startup + state.train_seconds + state.eval_seconds
-        return state
+        return 0, state
 
     def choose(self, train_chars: int, *flags: str) -> TrainConfig:
         """What choose_config chooses on this machine."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(minutes.time, "perf_counter", lambda: self.now)
             command = parse_train_command(["--device=cpu", *flags])
-            budget = Budget(train_chars=train_chars, eval_chars=100_000)
-            config, _ = choose_config(command, {}, budget, 0.0, Processes(), self.train)
-        return config
+            corpus = SimpleNamespace(train_chars=train_chars, eval_chars=lambda _: 100_000)
+            return choose_config(command, {}, corpus, Processes(), 0.0, self.train)
 
 
 @given(

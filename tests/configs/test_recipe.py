@@ -24,6 +24,7 @@ budgets = st.builds(
     train_chars=st.integers(300, 10**12),
     eval_chars=st.integers(300, 1 << 20),
     on_gpu=st.booleans(),
+    processes=st.integers(1, 16),
 )
 flags = st.fixed_dictionaries(
     {},
@@ -36,7 +37,6 @@ flags = st.fixed_dictionaries(
         "dropout": st.floats(0, 0.99),
         "max_iters": st.integers(1000, 10**6),
         "teacher_iters": st.integers(0, 900),
-        "compile": st.sampled_from(["auto", "off"]),
     },
 )
 
@@ -79,8 +79,9 @@ def test_a_width_that_is_given_gets_heads_that_divide_it(budget, half_width):
 
 
 @given(budgets, st.integers(1, 100))
-def test_batches_can_be_split_into_the_parts_that_are_given(budget, parts):
-    assert recipe(budget, {"gradient_accumulation_steps": parts})["batch_size"] % parts == 0
+def test_batches_can_be_divided_among_processes_and_into_the_parts_that_are_given(budget, parts):
+    chosen = recipe(budget, {"gradient_accumulation_steps": parts})
+    assert chosen["batch_size"] % (parts * budget.processes) == 0
 
 
 @given(budgets, st.integers(1, 100))
