@@ -8,7 +8,8 @@ docs/minutes.svg. --texts FILE ...: the texts; --minutes M ...: the times; --set
 dial, default, long, or how many random ones.
 
 A run other than the dial is stopped early once it cannot win: after two fifths of its steps, if its
-loss is 0.15 above the dial's at that part of the run, or 0.15 above its own best (overfitting).
+loss is 0.15 above the dial's at that part of the run, or 0.15 above its own best (overfitting);
+after one fifth, if it is 0.3 above.
 """
 
 import argparse
@@ -110,8 +111,9 @@ def train(text: Path, minutes: float, settings: dict[str, object], seed: int, di
             first = config["teacher_iters"] / config["max_iters"]
             own = [other for at, other in curve if (at > first) == (part > first)]
             theirs = [other for at, other in dial if at <= part + 0.02]
-            limit = min([min(own), *theirs[-1:]]) + MARGIN
-            if dial and part - first > 0.4 * (1 - first) and loss > limit:
+            excess = loss - min([min(own), *theirs[-1:]])
+            share = (part - first) / (1 - first)  # of the second network's steps
+            if dial and share > 0.2 and excess > (MARGIN if share > 0.4 else 2 * MARGIN):
                 process.kill()
                 stopped = True
                 break
