@@ -25,7 +25,6 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
 from configs.minutes import choose_config
-from configs.recipe import Budget
 from configs.schema import to_dict, to_toml
 from configs.training import TrainConfig, load_config, parse_train_command
 from data.corpus import Corpus, open_corpus
@@ -51,6 +50,8 @@ from model.run.files import lock_run_dir, new_run_dir
 from model.run.logger import RunLogger, SilentLogger
 from model.run.processes import Processes
 
+SAVE_SECONDS = 600  # last.pt is also saved between evaluations, so that a crash loses no more
+
 
 @report_errors
 def main(argv: list[str]) -> int:
@@ -64,7 +65,7 @@ def main(argv: list[str]) -> int:
                 meta = command.given.get("meta")
                 other = load_nanogpt(path, meta) if meta else checkpoint.load(path)
                 start = Checkpoint(config=other.config, vocab=other.vocab, model=other.model)
-            config = load_config(command, start.config, Budget())
+            config = load_config(command, start.config)
             if processes.is_main:
                 run_dir = stack.enter_context(new_run_dir(config.run.out_dir))
         else:
@@ -74,7 +75,7 @@ def main(argv: list[str]) -> int:
                 stack.enter_context(lock_run_dir(run_dir))
             processes.wait_for_all()  # read the checkpoint only when nobody can write it
             start = checkpoint.load_to_resume(path)
-            config = load_config(command, start.config, Budget())
+            config = load_config(command, start.config)
         with out_of_memory_hint(
             "A smaller --batch_size, --block_size, --n_layer or --n_embd, or a larger "
             "--gradient_accumulation_steps needs less."
@@ -86,14 +87,14 @@ def main(argv: list[str]) -> int:
                     f"{corpus.name} is not the text of this run. "
                     f"To go on with another text, start a new run with --init_from {run_dir}."
                 )
+            run = partial(train, corpus=corpus, processes=processes, start=start)
             if command.uses_recipe:
-                settings = {"corpus": corpus, "processes": processes, "start": start}
-                rehearse = partial(train, **settings, rehearsal=True)
+                rehearse = partial(run, rehearsal=True)
                 config = choose_config(
                     command, start.config, corpus, processes, START_TIME, rehearse
                 )
-            status, _ = train(config, corpus, processes, start, run_dir)
-            return status
+            run(config, run_dir=run_dir)
+            return 0
 
 
 def train(
@@ -103,11 +104,11 @@ def train(
     start: Checkpoint,
     run_dir: Path | None = None,
     rehearsal: bool = False,
-) -> tuple[int, Checkpoint]:
-    """Train from `start` to the end. The main process writes to `run_dir`.
+) -> Checkpoint:
+    """Train from `start` to the end, and return the last state.
 
-    Returns the exit status, 0 or 128 + n after signal n, and the last state. A rehearsal writes and
-    prints nothing, and a signal in it ends the program.
+    The main process writes to `run_dir`; a rehearsal writes nothing. After signal n, before the
+    last step or in a rehearsal, the program exits with status 128 + n.
     """
     # ------------------------------------------------------------------------------- Preparation
     model_config, optim_config, run_config = config.model, config.optim, config.run
@@ -124,8 +125,7 @@ def train(
     teacher = None
     if optim_config.teacher_iters:
         teacher = make_network(model_config, vocab_size=len(vocab)).to(machine.device)
-        teacher.eval()
-        teacher.requires_grad_(False)
+        teacher.eval().requires_grad_(False)
     optimizers = make_optimizers(model, optim_config, muon_dtype=machine.dtype)
     scaler = machine.make_scaler()
 
@@ -170,9 +170,12 @@ def train(
         probs_BTV = teacher_logits(x_BT).float().softmax(dim=-1)  # without the temperature
         return (loss + cross_entropy(logits_BTV, probs_BTV)) / 2
 
+    def seconds() -> float:
+        return start.seconds + time.perf_counter() - START_TIME
+
     def save(*names: str) -> None:
         if writes:
-            state.seconds = start.seconds + time.perf_counter() - START_TIME
+            state.seconds = seconds()
             state.teacher = teacher.state_dict() if state.teacher else {}
             checkpoint.capture(state, model, optimizers, scaler)
             logger.flush()  # first: a resumed run does not log these steps again
@@ -212,6 +215,10 @@ def train(
             teacher.load_state_dict(start.teacher)
 
         # ------------------------------------------------------------------------ The training loop
+        def any_signal() -> int:
+            """A signal that a process got, or 0."""
+            return int(processes.max(max(signals, default=0)))
+
         def chars_per_second() -> float:
             """Training speed, without evaluations and saving."""
             return state.step * batch_size * block_size / max(state.train_seconds, 1e-9)
@@ -221,7 +228,7 @@ def train(
             finished = step >= optim_config.max_iters
             is_interval = step > 0 and step % run_config.eval_interval == 0
             evaluation_due = is_interval or step == state.val_step or finished
-            signal_number = int(processes.max(max(signals, default=0)))  # of any process
+            signal_number = any_signal()
             if evaluation_due or signal_number:
                 # The steps that a GPU has queued are part of the training time.
                 waiting_start = time.perf_counter()
@@ -251,7 +258,7 @@ def train(
                 patience = run_config.patience * run_config.eval_interval
                 waited = step - max(state.best_step, optim_config.teacher_iters)
                 finished = finished or 0 < patience <= waited
-            elif signal_number:
+            elif signal_number or seconds() - state.seconds > SAVE_SECONDS:
                 save("last.pt")
             if finished or signal_number:
                 break
@@ -335,9 +342,11 @@ def train(
         if processes.is_main:
             log_embedding(logger, model, vocab)
         logger.write_summary(summary, finished)
-        if rehearsal and (signal_number := int(processes.max(max(signals, default=0)))):
-            sys.exit(128 + signal_number)
-    return (0 if finished else 128 + signal_number), state
+        if rehearsal:  # also a signal in its last step
+            signal_number = any_signal()
+    if signal_number and (rehearsal or not finished):
+        sys.exit(128 + signal_number)
+    return state
 
 
 def cross_entropy(logits_BTV: Tensor, target: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The config of a run without a preset: what the recipe chooses for a text, and for --minutes."""
+"""The config of a run without a preset: the recipe's, for a text, a machine, and --minutes."""
 
 import math
 import sys
@@ -21,19 +21,22 @@ FIRST_STEPS = 10  # of the first rehearsal
 FEWEST_STEPS = 10  # of a run
 REHEARSAL_SHARE = 1 / 25  # of the run, for the second rehearsal
 COMPILE_MINUTES = 6  # on a CPU, compiling pays in longer runs
-# Where these are larger than the default, the first rehearsal leaves them out, so that it is short.
-SIZE_KEYS = ("n_layer", "n_head", "n_embd", "batch_size", "gradient_accumulation_steps")
+# The first rehearsal ignores these flags where they are above the default, so that it is short.
+SIZE_KEYS = ("n_layer", "n_head", "n_embd", "block_size", "batch_size")
+SIZE_KEYS += ("gradient_accumulation_steps",)
 # What the speed of a step depends on; a run that was measured keeps it.
 MEASURED_KEYS = ("n_layer", "n_head", "n_embd", "block_size", "batch_size", "dropout")
 
-
-Rehearse = Callable[[TrainConfig], tuple[int, Checkpoint]]  # trains; status and last state
+Rehearse = Callable[[TrainConfig], Checkpoint]  # trains with a config, returns the last state
 
 
 def measure(
-    rehearse: Rehearse, config: TrainConfig, steps: int, processes: Processes
+    rehearse: Rehearse,
+    config: TrainConfig,
+    steps: int,
+    processes: Processes,
 ) -> tuple[float, float, float]:
-    """FLOPs per second in training, seconds of an evaluation, seconds of all the rest.
+    """Train a part of a run. FLOPs per second, seconds of an evaluation, seconds of all the rest.
 
     All processes must choose the same, so the slowest one counts.
     """
@@ -42,7 +45,7 @@ def measure(
     optim = replace(config.optim, max_iters=steps, teacher_iters=teacher_iters)
     config = replace(config, optim=optim, run=replace(config.run, eval_interval=steps))
     start_time = time.perf_counter()
-    _, state = rehearse(config)
+    state = rehearse(config)
     rest = time.perf_counter() - start_time - state.train_seconds - state.eval_seconds
     speed = run_flops(to_dict(config)) / processes.max(state.train_seconds)
     return speed, processes.max(state.eval_seconds), processes.max(rest)
@@ -58,40 +61,47 @@ def choose_config(
 ) -> TrainConfig:
     """What the recipe chooses around the flags for a run from `start`; prints it, and why.
 
-    Without --minutes it is a function of the text's length and the kind of device. With it, the
-    machine is measured. First the default network, or a smaller one that is given, tells how large
-    a network fits into the time. Then a part of the run with the network that was chosen tells how
-    many steps fit. Raises UserError if hardly any do.
+    Without --minutes it is a function of the text's length, the kind of device, and the number of
+    processes. Raises UserError if hardly any steps fit into the minutes.
     """
-    given, speed = dict(command.given), 0.0
-    end_time = start_time + 60 * given.pop("minutes", 0.0)
-    config = load_config(command, start, Budget())
+    config = load_config(command, start)
     on_gpu = is_cuda(config.system.device)
-    eval_chars = corpus.eval_chars(config.model.block_size)
-    flops = GPU_FLOPS if on_gpu else DEFAULT_FLOPS
-    budget = Budget(flops, corpus.train_chars, eval_chars, on_gpu, processes.world_size)
+    budget = Budget(
+        flops=GPU_FLOPS if on_gpu else DEFAULT_FLOPS,
+        train_chars=corpus.train_chars,
+        eval_chars=corpus.eval_chars(config.model.block_size),
+        on_gpu=on_gpu,
+        processes=processes.world_size,
+    )
+    given, speed = dict(command.given), 0.0
+    minutes = given.pop("minutes", 0.0)
 
     def load(given: dict[str, Any], flops: float) -> TrainConfig:
         return load_config(command._replace(given=given), start, replace(budget, flops=flops))
 
     def time_left() -> float:
-        return -processes.max(time.perf_counter() - end_time)
+        return 60 * minutes - processes.max(time.perf_counter() - start_time)
 
-    if command.given.get("minutes"):
+    if minutes:
         too_short = UserError(
-            f"minutes is {command.given['minutes']:g}, which is too little time for this text, "
-            "this machine, and the flags that are given."
+            f"minutes is {minutes:g}, which is too little time for this text, this machine, and "
+            "the flags that are given."
         )
+        # A few steps of the default network, or of a smaller one that is given, tell how large a
+        # network fits. The first evaluation of a process takes longer than others; it is made here.
         default = to_dict(TrainConfig())
         small = {k: given[k] for k in given if k not in SIZE_KEYS or given[k] <= default[k]}
-        # The first evaluation of a process takes longer than others; it is made here.
-        speed, _, _ = measure(rehearse, load(small, budget.flops), FIRST_STEPS, processes)
-        if time_left() > 60 * COMPILE_MINUTES and not budget.on_gpu:
+        steps = 2 if start else FIRST_STEPS  # the network of `start` may be large
+        speed, _, _ = measure(rehearse, load(small, budget.flops), steps, processes)
+        if not on_gpu and minutes >= COMPILE_MINUTES:
             given.setdefault("compile", "on")
-        seconds = end_time - start_time
-        values = to_dict(config := load(given, speed * seconds))
+        config = load(given, speed * 60 * minutes)
+
+        # A part of the run with the network that was chosen tells how many steps fit.
+        values = to_dict(config)
         step_seconds = step_flops(values) / speed
-        steps = max(2, round(REHEARSAL_SHARE * min(values["max_iters"], seconds / step_seconds)))
+        run_steps = min(values["max_iters"], 60 * minutes / step_seconds)
+        steps = max(2, round(REHEARSAL_SHARE * run_steps))
         if steps * step_seconds > time_left():
             raise too_short
         speed, evaluation_seconds, rest = measure(rehearse, config, steps, processes)
@@ -100,15 +110,16 @@ def choose_config(
         budget = replace(budget, flops=max(0.0, speed * seconds))
 
         def run_seconds(share: float) -> float:
-            """Of a run with this share of the computation. It also has fewer evaluations."""
+            """Of a run with this share of the computation; it may have fewer evaluations, too."""
             values = to_dict(load(given, share * budget.flops))
             evaluations = math.ceil(values["max_iters"] / values["eval_interval"])
             return run_flops(values) / speed + evaluations * evaluation_seconds
 
         shares = [i / 10_000 for i in range(10_001)]
-        fitting = bisect(shares, seconds, key=run_seconds)  # so many of them
+        fitting = bisect(shares, seconds, key=run_seconds)  # the number of shares that fit
         config = load(given, shares[fitting - 1] * budget.flops)
-        if not fitting or config.optim.max_iters < FEWEST_STEPS:
+        few = config.optim.max_iters < FEWEST_STEPS
+        if fitting == 0 or (few and fitting < len(shares)):
             raise too_short
     else:
         config = load(given, budget.flops)

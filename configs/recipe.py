@@ -10,31 +10,21 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-# Blocks, heads, channels
-SIZES = (
-    (2, 2, 128),
-    (3, 2, 144),
-    (4, 2, 160),
-    (4, 3, 192),
-    (6, 3, 192),
-    (6, 4, 256),
-    (8, 5, 320),
-    (8, 6, 384),
-    (12, 8, 512),
-)
-LEAST_PARAMETERS = 655_360  # of the blocks of the first
+# Blocks, channels; a head has about 64 of them
+SIZES = ((2, 128), (3, 144), (4, 160), (4, 192), (6, 192), (6, 256), (8, 320), (8, 384), (12, 512))
+LEAST_PARAMETERS = 655_360  # in the blocks of the smallest network
 DEFAULT_FLOPS = 8.86e12  # of a run without --minutes
 GPU_FLOPS = 1.6e14  # the same on a GPU
 TEACHER_EPOCHS = 6  # a teacher pays if the text is read more often
 MOST_EPOCHS = 24  # a larger network is better than reading the text more often
 MOST_PARAMETERS = 14  # for each training character; a larger network is no better
-NO_OVERFITTING = 17  # epochs √(parameters / characters); above, dropout and temperature pay
+NO_OVERFITTING = 17  # epochs √(parameters / characters): above it, dropout and temperature help
 TEACHER_SHARE = 0.39  # of the steps
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What the recipe depends on. The text is Tiny Shakespeare, until another one is read."""
+    """What the recipe depends on. The defaults are those of Tiny Shakespeare."""
 
     flops: float = DEFAULT_FLOPS  # of all training steps, as `step_flops` counts them
     train_chars: int = 1_003_854
@@ -81,17 +71,16 @@ def recipe(budget: Budget, given: dict[str, Any]) -> dict[str, Any]:
     parameters = LEAST_PARAMETERS * (max(flops, 1.0) / DEFAULT_FLOPS) ** 0.35
     parameters = max(parameters, flops / (6 * most_chars(budget)))
 
-    def difference(size: tuple[int, int, int]) -> float:
-        blocks, channels = values.get("n_layer", size[0]), values.get("n_embd", size[2])
+    def difference(size: tuple[int, int]) -> float:
+        blocks, channels = values.get("n_layer", size[0]), values.get("n_embd", size[1])
         return abs(math.log(20 * blocks * channels**2 / parameters))
 
-    n_layer, n_head, n_embd = min(SIZES, key=difference)
+    n_layer, n_embd = min(SIZES, key=difference)
     choose("n_layer", n_layer)
-    # A head's width must be even.
-    if "n_head" not in values and "n_embd" in values:
-        n_head = max(n for n in range(1, n_head + 1) if values["n_embd"] % (2 * n) == 0 or n == 1)
-    n_head = choose("n_head", n_head)
-    choose("n_embd", math.ceil(n_embd / (2 * n_head)) * 2 * n_head)
+    unit = 2 * values.get("n_head", 1)  # a head's width must be even
+    n_embd = choose("n_embd", math.ceil(n_embd / unit) * unit)
+    heads = range(n_embd // 64, 1, -1)
+    choose("n_head", next((n for n in heads if n_embd % (2 * n) == 0), 1))
     many_steps = flops / step_flops(values | {"batch_size": 8}) > 3000
     batch_size = 64 if budget.on_gpu else 16 if many_steps else 8
     parts = values.get("gradient_accumulation_steps", 1) * budget.processes
@@ -99,17 +88,19 @@ def recipe(budget: Budget, given: dict[str, Any]) -> dict[str, Any]:
 
     # A text that is read often: a teacher, and against overfitting a temperature and dropout.
     chars_per_step = batch_size * values["block_size"]
-    steps = values.get("max_iters", flops / step_flops(values))
-    epochs = steps * chars_per_step / budget.train_chars
-    has_teacher = epochs >= TEACHER_EPOCHS and values.get("init_from") is None
-    # The second network's steps, with the teacher's forward pass, take a third longer.
+    steps = min(budget.flops / step_flops(values), most_chars(budget) / chars_per_step)
+    # With the teacher's forward pass, the second network's steps take a third longer.
     if teacher_iters := values.get("teacher_iters"):
         steps = max(teacher_iters / TEACHER_SHARE, (3 * steps + teacher_iters) / 4)
-    elif "teacher_iters" not in values and has_teacher:
+    steps = values.get("max_iters", steps)
+    epochs = steps * chars_per_step / budget.train_chars
+    teachable = values.get("init_from") is None and not values.get("lr_decay_iters")
+    has_teacher = "teacher_iters" not in values and teachable and epochs >= TEACHER_EPOCHS
+    if has_teacher:
         steps /= 1 + (1 - TEACHER_SHARE) / 3
     max_iters = choose("max_iters", max(1, int(steps)))
     choose("teacher_iters", int(TEACHER_SHARE * max_iters) if has_teacher else 0)
-    # What it can learn by heart: how often it reads the text, and its parameters per character.
+    # How much of the text it can learn by heart follows from both.
     parameters = step_flops(values) / (6 * chars_per_step)
     overfitting = epochs * math.sqrt(parameters / budget.train_chars)
     doublings = math.log2(max(1, overfitting / NO_OVERFITTING))
@@ -128,14 +119,18 @@ def recipe(budget: Budget, given: dict[str, Any]) -> dict[str, Any]:
 
 def explain(budget: Budget, values: dict[str, Any], speed: float = 0.0) -> str:
     """Two lines for a person: what was chosen, and why."""
-    epochs = values["max_iters"] * values["batch_size"] * values["block_size"] / budget.train_chars
+    chars = values["max_iters"] * values["batch_size"] * values["block_size"]
     measured = f", {speed:.1e} a second on this machine" if speed else ""
-    enough = " (more computation would not help)" if budget.flops > useful_flops(budget) else ""
-    off = {"teacher_iters": 0, "dropout": 0.0, "train_temperature": 1.0}
-    against = [f"{name} {values[name]}" for name in off if values[name] != off[name]]
+    note = ""
+    if budget.flops > useful_flops(budget) and chars > 0.8 * most_chars(budget):
+        note = " (more computation would not help)"
+    elif values["max_iters"] < 100 and run_flops(values) > budget.flops / 2:
+        note = " (few steps: more with --minutes or --max_iters)"
+    off = (("teacher_iters", 0), ("dropout", 0.0), ("train_temperature", 1.0))
+    against = [f"{name} {values[name]}" for name, value in off if values[name] != value]
     return (
         f"recipe  {run_flops(values):.1e} floating-point operations{measured}: "
         f"{values['n_layer']} blocks of {values['n_embd']} channels\n"
-        f"        the text is read {epochs:.1f} times{enough}: "
+        f"        the text is read {chars / budget.train_chars:.1f} times{note}: "
         f"{', '.join(against) or 'nothing'} against overfitting"
     )

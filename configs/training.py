@@ -18,22 +18,14 @@ from model.run.errors import UserError
 class RunConfig:
     """How long, where the results go, how often to evaluate and log."""
 
-    minutes: Annotated[
-        float, "choose size, steps and regularization so that the run takes so long", "[0, 1e6]"
-    ] = 0.0
+    minutes: Annotated[float, "make the best of so much time; 0: no limit", "[0, 1e6]"] = 0.0
     out_dir: Annotated[str | None, "run directory; default: runs/<date>-<time>"] = None
-    init_from: Annotated[
-        str | None, "start with the weights of this run or checkpoint; the text may be another"
-    ] = None
-    meta: Annotated[
-        str | None, "with init_from a ckpt.pt of nanoGPT: the meta.pkl beside its data"
-    ] = None
+    init_from: Annotated[str | None, "run or checkpoint whose weights to start with"] = None
+    meta: Annotated[str | None, "with init_from a ckpt.pt of nanoGPT: its meta.pkl"] = None
     seed: Annotated[int, "same seed, same machine: same result", "[0, inf)"] = 1337
     eval_interval: Annotated[int, "steps between evaluations", "[1, inf)"] = 275
     log_interval: Annotated[int, "steps between points of the training curve", "[1, inf)"] = 10
-    patience: Annotated[
-        int, "stop after this many evaluations without a new best (0: never)", "[0, inf)"
-    ] = 0
+    patience: Annotated[int, "evaluations without a new best, then stop", "[0, inf)"] = 0
 
     def __post_init__(self) -> None:
         if self.out_dir is not None and (not self.out_dir or str(Path(self.out_dir))[0] == "-"):
@@ -78,7 +70,7 @@ of the text and --minutes (configs/recipe.py), around the flags that are given. 
 differs from the defaults below."""
 RESUMABLE = ("data", "max_iters", "eval_interval", "log_interval", "patience")
 RESUMABLE += ("device", "dtype", "compile", "gradient_accumulation_steps")
-# With others, weights do not fit or mean something else.
+# --init_from cannot change these: the weights would not fit, or would mean something else.
 FIXED = ("network", "n_layer", "n_head", "n_embd", "bias")
 
 
@@ -114,13 +106,15 @@ def parse_train_command(argv: list[str]) -> Command:
     return Command(resume, resume is None and preset is None, flags)
 
 
-def load_config(command: Command, start: dict[str, Any], budget: Budget) -> TrainConfig:
+def load_config(
+    command: Command, start: dict[str, Any], budget: Budget | None = None
+) -> TrainConfig:
     """The config of a run.
 
     `start` is the config of the checkpoint that it begins with; it may be empty. A run that is
     resumed takes all keys from there. Another run takes the network's keys that are not given, but
     for dropout, and those in FIXED must be the same; without a preset, the recipe chooses the rest
-    for `budget`. Raises UserError.
+    for `budget`, that of Tiny Shakespeare by default. Raises UserError.
     """
     given = command.given
     if start:
@@ -135,7 +129,7 @@ def load_config(command: Command, start: dict[str, Any], budget: Budget) -> Trai
         start = {f.name: start[f.name] for f in fields(GPTConfig) if f.name != "dropout"}
     values = start | given
     if command.uses_recipe:
-        values = recipe(budget, values)
+        values = recipe(budget or Budget(), values)
     for name in ("data", "init_from", "meta"):
         if values.get(name):
             values[name] = os.path.abspath(values[name])  # to resume from another folder

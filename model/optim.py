@@ -17,20 +17,14 @@ from model.run.errors import UserError
 class OptimConfig:
     """How long and how fast to learn."""
 
-    batch_size: Annotated[
-        int, "examples per optimizer step, over all processes", "[1, 1000000]"
-    ] = 8
-    gradient_accumulation_steps: Annotated[
-        int, "parts the batch is split into, to save memory", "[1, inf)"
-    ] = 1
+    batch_size: Annotated[int, "examples per step, over all processes", "[1, 1000000]"] = 8
+    gradient_accumulation_steps: Annotated[int, "parts of a batch, to save memory", "[1, inf)"] = 1
     max_iters: Annotated[int, "optimizer steps", "[1, inf)"] = 1100
     optimizer: Annotated[
         Literal["muon", "adamw"], "of the matrices in the blocks; all else is AdamW's"
     ] = "muon"
     learning_rate: Annotated[float, "peak learning rate, of AdamW and Muon", "[0, 1e30]"] = 7e-3
-    lr_decay_iters: Annotated[
-        int, "steps of a cosine decay to min_lr (0: linear to zero at the end)", "[0, inf)"
-    ] = 0
+    lr_decay_iters: Annotated[int, "steps of a cosine decay (0: linear to zero)", "[0, inf)"] = 0
     min_lr: Annotated[float, "learning rate after the cosine decay", "[0, 1e30]"] = 0.0
     warmup_iters: Annotated[int, "steps in which the learning rate rises", "[0, inf)"] = 20
     beta1: Annotated[float, "AdamW's decay of the mean gradient", "[0, 1)"] = 0.9

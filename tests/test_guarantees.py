@@ -46,9 +46,12 @@ def assert_intact(run: Path) -> None:
     assert not list(run.glob("*.tmp"))
 
 
-@pytest.mark.parametrize("network", ["gpt", "quill"])
-def test_a_killed_and_resumed_run_equals_an_uninterrupted_run(tiny, monkeypatch, network):
+@pytest.mark.parametrize(("network", "save_seconds"), [("gpt", 0), ("quill", 600)])
+def test_a_killed_and_resumed_run_equals_an_uninterrupted_run(
+    tiny, monkeypatch, network, save_seconds
+):
     """Killed inside a step and at every write: a copy is what SIGKILL would leave."""
+    monkeypatch.setattr(train, "SAVE_SECONDS", save_seconds)
     flags = f"--network={network} --max_iters=8 --eval_interval=4 --log_interval=1 --dropout=0.2"
     flags += " --gradient_accumulation_steps=2 --out_dir="
     fsync, write, copies = os.fsync, RecordWriter.write, []
@@ -72,6 +75,8 @@ def test_a_killed_and_resumed_run_equals_an_uninterrupted_run(tiny, monkeypatch,
         assert tiny(f"{flags}whole") == 0
     unfinished = {path.name.split(".")[0] for run in copies for path in run.glob("*.tmp")}
     assert unfinished == {"config", "last", "best", "summary"}
+    saved = {checkpoint.load(path).step for run in copies for path in run.glob("last.pt")}
+    assert saved == set(range(9) if save_seconds == 0 else (4, 8))
     for run in copies:
         (run / f"best.pt.{'0' * 32}.tmp").touch()  # of another process
         if not (run / "last.pt").exists():  # then it is started again, in a new directory

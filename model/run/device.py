@@ -1,6 +1,7 @@
 """Device, number format, compilation. No other code names mps, bfloat16 or float16."""
 
 import ctypes
+import functools
 import os
 import random
 import sys
@@ -35,7 +36,7 @@ class Machine:
     device: torch.device
     dtype: torch.dtype
     processes: Processes = field(default_factory=Processes)
-    threads: tuple[int, ...] = ()  # native ids, if there is one for each CPU; the main thread first
+    threads: dict[int, int] = field(default_factory=dict)  # native id to its CPU, if each has one
 
     def __str__(self) -> str:
         """For a person: "cpu (2 threads), bfloat16"."""
@@ -79,9 +80,8 @@ class Machine:
         that move between two CPUs reach 0.3 of their speed, bound ones half of it. Whatever the
         main thread starts from then on is bound, too.
         """
-        if self.threads:
-            for cpu, thread in zip(sorted(os.sched_getaffinity(0)), self.threads, strict=True):
-                os.sched_setaffinity(thread, {cpu})
+        for thread, cpu in self.threads.items():
+            os.sched_setaffinity(thread, {cpu})
 
     def compile(self, network: nn.Module, mode: str, x_BT: Tensor) -> Callable[[Tensor], Tensor]:
         """`network`, compiled if `mode` asks for it and the compiler can.
@@ -170,10 +170,12 @@ def training_machine(config: DeviceConfig, processes: Processes) -> Machine:
     torch.set_deterministic_debug_mode("error")
     torch.utils.deterministic.fill_uninitialized_memory = False
     torch.set_float32_matmul_precision("high")
-    threads = ()
+    threads = {}
     if device.type == "cpu":
         keep_freed_memory()
         threads = openmp_threads()
+        for thread in threads:  # after a rehearsal they are bound; a compiler may use all CPUs
+            os.sched_setaffinity(thread, threads.values())
     return Machine(device, choose_dtype(config.dtype, device), processes, threads)
 
 
@@ -186,19 +188,21 @@ def sampling_machine(config: DeviceConfig) -> Machine:
     return Machine(device, choose_dtype(config.dtype.replace("auto", "float32"), device))
 
 
-def openmp_threads() -> tuple[int, ...]:
-    """The native ids of PyTorch's threads, the main thread first.
+@functools.cache  # the threads start only once
+def openmp_threads() -> dict[int, int]:
+    """The native ids of PyTorch's threads, and the CPU for each; the main thread is the first.
 
-    None, if they are not as many as the CPUs, or if the user sets their number or place.
+    Empty, if they are not as many as the CPUs, or if the user sets their number or place.
     """
     chosen = {"OMP_NUM_THREADS", "OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY"}
     if sys.platform != "linux" or chosen & os.environ.keys():
-        return ()
+        return {}
     before = set(os.listdir("/proc/self/task"))
     torch.ones(1 << 20).add_(1)  # starts the threads
     started = set(os.listdir("/proc/self/task")) - before
     threads = threading.get_native_id(), *map(int, started)
-    return threads if len(threads) == len(os.sched_getaffinity(0)) else ()
+    cpus = sorted(os.sched_getaffinity(0))
+    return dict(zip(threads, cpus, strict=True)) if len(threads) == len(cpus) else {}
 
 
 def keep_freed_memory() -> None:

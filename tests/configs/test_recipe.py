@@ -7,9 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.recipe import (
+    SIZES,
     TEACHER_SHARE,
     Budget,
     explain,
+    most_chars,
     recipe,
     run_flops,
     step_flops,
@@ -50,15 +52,26 @@ def test_the_recipe_gives_a_valid_config_and_keeps_what_is_given(budget, values)
     assert len(explain(budget, chosen).splitlines()) == 2
 
 
-@given(budgets, st.integers(0, 1000))
-def test_the_steps_take_the_computation_there_is(budget, teacher_iters):
-    for values in ({}, {"teacher_iters": teacher_iters}):
+@given(budgets, st.integers(0, 1000), st.integers(1, 12))
+def test_the_steps_take_the_computation_there_is_or_read_the_text_often_enough(
+    budget, teacher_iters, n_layer
+):
+    for values in ({}, {"teacher_iters": teacher_iters}, {"n_layer": n_layer}):
         chosen = recipe(budget, values)
         spent, margin = run_flops(chosen), 2 * step_flops(chosen)
+        chars_per_step = chosen["batch_size"] * chosen["block_size"]
+        chars, most = chosen["max_iters"] * chars_per_step, most_chars(budget)
         # Both networks of a teacher that is given get their share.
         least = chosen["max_iters"] == max(1, int(values.get("teacher_iters", 0) / TEACHER_SHARE))
-        assert least or spent <= useful_flops(budget) + margin
-        assert spent >= useful_flops(budget) - margin
+        assert least or (spent <= budget.flops + margin and chars <= most)
+        assert spent >= budget.flops - margin or chars > 0.75 * most - 2 * chars_per_step
+
+
+@given(budgets, st.integers(1, 12), st.integers(1, 20))
+def test_heads_have_about_64_channels(budget, n_layer, heads):
+    for n_embd in [n_embd for _, n_embd in SIZES] + [64 * heads]:
+        chosen = recipe(budget, {"n_layer": n_layer, "n_embd": n_embd})
+        assert chosen["n_head"] == n_embd // 64
 
 
 @given(budget=budgets, number=st.integers(1, 20), more=st.integers(1, 20))
@@ -100,8 +113,7 @@ def test_no_text_is_read_far_more_often_than_useful_and_a_longer_one_uses_no_les
     budget = replace(budget, train_chars=min(budget.train_chars, 10**8), flops=1e22)
     chosen = recipe(budget, {})
     chars = chosen["max_iters"] * chosen["batch_size"] * chosen["block_size"]
-    if budget.train_chars * 14 < 63e6:  # the largest network
-        assert chars <= 2 * max(24 * budget.train_chars, 250_000)
+    assert chars <= max(most_chars(budget), chosen["batch_size"] * chosen["block_size"])
     longer = replace(budget, train_chars=budget.train_chars * factor)
     assert useful_flops(longer) >= useful_flops(budget)
 
@@ -110,10 +122,22 @@ def test_the_defaults_are_the_recipe_for_tiny_shakespeare():
     assert recipe(Budget(), {}).items() <= to_dict(TrainConfig()).items()
 
 
-def test_a_run_that_starts_from_another_one_has_no_teacher():
+def test_a_run_that_starts_from_another_one_or_has_a_cosine_decay_has_no_teacher():
     small = Budget(train_chars=10_000)
     assert recipe(small, {})["teacher_iters"] > 0
     assert recipe(small, {"init_from": "run"})["teacher_iters"] == 0
+    assert recipe(small, {"lr_decay_iters": 100})["teacher_iters"] == 0
+
+
+@given(budgets, st.integers(1, 10**5))
+def test_the_explanation_says_that_more_would_not_help_only_of_a_text_that_is_read_often(
+    budget, max_iters
+):
+    for values in ({}, {"max_iters": max_iters}):
+        chosen = recipe(budget, values)
+        chars = chosen["max_iters"] * chosen["batch_size"] * chosen["block_size"]
+        if "would not help" in explain(budget, chosen):
+            assert chars > 0.8 * most_chars(budget)
 
 
 def test_a_run_that_starts_from_another_one_has_its_size_but_the_dropout_of_its_own_text():

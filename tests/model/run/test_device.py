@@ -88,8 +88,11 @@ import torch
 from model.run.device import DeviceConfig, training_machine
 from model.run.processes import Processes
 
-machine, cpus = training_machine(DeviceConfig("cpu"), Processes()), sorted(os.sched_getaffinity(0))
-machine.bind_threads()
+cpus = sorted(os.sched_getaffinity(0))
+for _ in range(2):  # a rehearsal, and the run
+    machine = training_machine(DeviceConfig("cpu"), Processes())
+    assert sorted(os.sched_getaffinity(0)) == cpus
+    machine.bind_threads()
 places = [list(os.sched_getaffinity(thread)) for thread in machine.threads]
 print(json.dumps([cpus, torch.get_num_threads(), places]))
 """
