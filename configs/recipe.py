@@ -100,7 +100,7 @@ def recipe(budget: Budget, given: dict[str, Any]) -> dict[str, Any]:
         steps /= 1 + (1 - TEACHER_SHARE) / 3
     max_iters = choose("max_iters", max(1, int(steps)))
     choose("teacher_iters", int(TEACHER_SHARE * max_iters) if has_teacher else 0)
-    # How much of the text it can learn by heart follows from both.
+    # How much of the text the network can learn by heart:
     parameters = step_flops(values) / (6 * chars_per_step)
     overfitting = epochs * math.sqrt(parameters / budget.train_chars)
     doublings = math.log2(max(1, overfitting / NO_OVERFITTING))

@@ -7,9 +7,9 @@ yet; `table FILE.jsonl` prints them, `chart FILE.jsonl` draws the dial's loss ag
 docs/minutes.svg. --texts FILE ...: the texts; --minutes M ...: the times; --settings NAME ...:
 dial, default, long, or how many random ones.
 
-A run other than the dial is stopped early once it cannot win: after two fifths of its steps, if its
-loss is 0.15 above the dial's at that part of the run, or 0.15 above its own best (overfitting);
-after one fifth, if it is 0.3 above.
+A run other than the dial is stopped early once it cannot win: after two fifths of the steps of its
+last network, if its loss is 0.15 above the dial's at that part of the run, or 0.15 above its own
+best (overfitting); after one fifth, if it is 0.3 above.
 """
 
 import argparse
@@ -147,6 +147,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     rows = [json.loads(line) for line in args.file.open()] if args.file.exists() else []
+    rows = [row for row in rows if "error" not in row]
     if args.action == "table":
         print_table(rows)
         return
@@ -167,7 +168,7 @@ def main() -> None:
                     settings = {}
                 else:
                     settings = FIXED.get(name) or random_settings(text.stem, minutes, int(name))
-                dial_key = {"text": text.stem, "minutes": minutes, "name": "dial"}
+                dial_key = key | {"name": "dial"}
                 dials = [row["curve"] for row in rows if dial_key.items() <= row.items()]
                 dial = dials[0] if dials else []
                 row = key | train(text.absolute(), minutes, settings, args.seed, dial)
