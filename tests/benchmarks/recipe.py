@@ -91,7 +91,7 @@ def train(text: Path, minutes: float, settings: dict[str, object], seed: int, di
     code = "import sys, train, configs.recipe as recipe\n"
     if settings:
         code += f"recipe.TEACHER_EPOCHS = {0 if settings['teacher'] else 1e99}\n"
-        code += "recipe.useful_flops = lambda budget: budget.flops\n"
+        code += "recipe.most_chars = lambda budget: 10**18\n"
     code += "sys.exit(train.main(sys.argv[1:]))"
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder, "run")
@@ -201,7 +201,7 @@ def print_table(rows: list[dict]) -> None:
 def draw_chart(rows: list[dict]) -> None:
     """The best loss of the dial's runs, a curve for each text."""
     curves = {}
-    for row in sorted(rows, key=lambda row: (row["text"], row["minutes"])):
+    for row in sorted(rows, key=lambda row: (list(NAMES).index(row["text"]), row["minutes"])):
         if row["name"] == "dial":
             curves.setdefault(NAMES[row["text"]], []).append((row["minutes"], row["best_val_loss"]))
     path = ROOT / "docs" / "minutes.svg"
