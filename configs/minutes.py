@@ -20,7 +20,7 @@ from model.run.processes import Processes
 FIRST_STEPS = 10  # of the first rehearsal
 FEWEST_STEPS = 10  # of a run
 REHEARSAL_SHARE = 1 / 25  # of the run, for the second rehearsal
-COMPILE_MINUTES = 6  # on a CPU, compiling pays in longer runs
+COMPILE_MINUTES = 6  # on a CPU, compiling pays in runs of at least so long
 # The first rehearsal ignores these flags where they are above the default, so that it is short.
 SIZE_KEYS = ("n_layer", "n_head", "n_embd", "block_size", "batch_size")
 SIZE_KEYS += ("gradient_accumulation_steps",)

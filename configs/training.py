@@ -18,14 +18,14 @@ from model.run.errors import UserError
 class RunConfig:
     """How long, where the results go, how often to evaluate and log."""
 
-    minutes: Annotated[float, "make the best of so much time; 0: no limit", "[0, 1e6]"] = 0.0
+    minutes: Annotated[float, "fit the settings to this time (0: default run)", "[0, 1e6]"] = 0.0
     out_dir: Annotated[str | None, "run directory; default: runs/<date>-<time>"] = None
     init_from: Annotated[str | None, "run or checkpoint whose weights to start with"] = None
     meta: Annotated[str | None, "with init_from a ckpt.pt of nanoGPT: its meta.pkl"] = None
     seed: Annotated[int, "same seed, same machine: same result", "[0, inf)"] = 1337
     eval_interval: Annotated[int, "steps between evaluations", "[1, inf)"] = 275
     log_interval: Annotated[int, "steps between points of the training curve", "[1, inf)"] = 10
-    patience: Annotated[int, "evaluations without a new best, then stop", "[0, inf)"] = 0
+    patience: Annotated[int, "evaluations without a new best, then stop (0: never)", "[0, inf)"] = 0
 
     def __post_init__(self) -> None:
         if self.out_dir is not None and (not self.out_dir or str(Path(self.out_dir))[0] == "-"):
