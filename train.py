@@ -89,9 +89,9 @@ def main(argv: list[str]) -> int:
                 )
             run = partial(train, corpus=corpus, processes=processes, start=start)
             if command.uses_recipe:
-                rehearse = partial(run, rehearsal=True)
+                run_trial = partial(run, trial=True)
                 config = choose_config(
-                    command, start.config, corpus, processes, START_TIME, rehearse
+                    command, start.config, corpus, processes, START_TIME, run_trial
                 )
             run(config, run_dir=run_dir)
             return 0
@@ -103,12 +103,12 @@ def train(
     processes: Processes,
     start: Checkpoint,
     run_dir: Path | None = None,
-    rehearsal: bool = False,
+    trial: bool = False,
 ) -> Checkpoint:
     """Train from `start` to the end, and return the last state.
 
-    The main process writes to `run_dir`; a rehearsal writes nothing. After signal n, before the
-    last step or in a rehearsal, the program exits with status 128 + n.
+    The main process writes to `run_dir`; a trial run writes nothing. After signal n, before the
+    last step or in a trial run, the program exits with status 128 + n.
     """
     # ------------------------------------------------------------------------------- Preparation
     model_config, optim_config, run_config = config.model, config.optim, config.run
@@ -116,7 +116,7 @@ def train(
     accumulation_steps = optim_config.gradient_accumulation_steps
     rows = processes.batch_rows(batch_size, accumulation_steps)
     machine = training_machine(config.system, processes)
-    writes = processes.is_main and not rehearsal
+    writes = processes.is_main and not trial
 
     # Model and optimizers
     vocab = corpus.tokenizer.vocab
@@ -252,7 +252,7 @@ def train(
                 if end and run_config.init_from is None:
                     logger.print(end)
                 save("last.pt", *(["best.pt"] if is_best else []))
-                if processes.is_main:  # also in a rehearsal: it belongs to the time
+                if processes.is_main:  # also in a trial run: it belongs to the time
                     log_pictures(logger, model, corpus, step)
                 state.eval_seconds += time.perf_counter() - eval_start
                 patience = run_config.patience * run_config.eval_interval
@@ -342,9 +342,9 @@ def train(
         if processes.is_main:
             log_embedding(logger, model, vocab)
         logger.write_summary(summary, finished)
-        if rehearsal:  # also a signal in its last step
+        if trial:  # also a signal in its last step
             signal_number = any_signal()
-    if signal_number and (rehearsal or not finished):
+    if signal_number and (trial or not finished):
         sys.exit(128 + signal_number)
     return state
 

@@ -1,9 +1,8 @@
-"""The config of a run without a preset: the recipe's, for a text, a machine, and --minutes."""
+"""Chooses the config of a run without a preset, from the text, the machine and --minutes."""
 
 import math
 import sys
 import time
-from bisect import bisect
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -13,39 +12,40 @@ from configs.schema import to_dict
 from configs.training import Command, TrainConfig, load_config
 from data.corpus import Corpus
 from model.checkpoint import Checkpoint
-from model.run.device import is_cuda
+from model.run.device import choose_device, is_cuda
 from model.run.errors import UserError, print_line
 from model.run.processes import Processes
 
-FIRST_STEPS = 10  # of the first rehearsal
+FIRST_STEPS = 10  # of the first trial run
 FEWEST_STEPS = 10  # of a run
-REHEARSAL_SHARE = 1 / 25  # of the run, for the second rehearsal
+TRIAL_SHARE = 1 / 25  # of the run, for the second trial run
 COMPILE_MINUTES = 6  # on a CPU, compiling pays in runs of at least so long
-# The first rehearsal ignores these flags where they are above the default, so that it is short.
+# The first trial run ignores these flags where they are above the default, so that it is short.
 SIZE_KEYS = ("n_layer", "n_head", "n_embd", "block_size", "batch_size")
 SIZE_KEYS += ("gradient_accumulation_steps",)
-# What the speed of a step depends on; a run that was measured keeps it.
+# What the speed of a step depends on. The run keeps the values that were measured.
 MEASURED_KEYS = ("n_layer", "n_head", "n_embd", "block_size", "batch_size", "dropout")
 
-Rehearse = Callable[[TrainConfig], Checkpoint]  # trains with a config, returns the last state
+RunTrial = Callable[[TrainConfig], Checkpoint]  # trains with a config, returns the last state
 
 
 def measure(
-    rehearse: Rehearse,
+    run_trial: RunTrial,
     config: TrainConfig,
     steps: int,
     processes: Processes,
 ) -> tuple[float, float, float]:
-    """Train a part of a run. FLOPs per second, seconds of an evaluation, seconds of all the rest.
+    """Train for `steps` steps. Returns FLOPs per second, seconds per evaluation, all other seconds.
 
-    All processes must choose the same, so the slowest one counts.
+    A trial run does not save, so these do not contain the time of saving. The slowest process
+    counts, so that all processes choose the same.
     """
     teacher_share = config.optim.teacher_iters / config.optim.max_iters
     teacher_iters = min(math.ceil(teacher_share * steps), steps - 1)
     optim = replace(config.optim, max_iters=steps, teacher_iters=teacher_iters)
     config = replace(config, optim=optim, run=replace(config.run, eval_interval=steps))
     start_time = time.perf_counter()
-    state = rehearse(config)
+    state = run_trial(config)
     rest = time.perf_counter() - start_time - state.train_seconds - state.eval_seconds
     speed = run_flops(to_dict(config)) / processes.max(state.train_seconds)
     return speed, processes.max(state.eval_seconds), processes.max(rest)
@@ -57,12 +57,13 @@ def choose_config(
     corpus: Corpus,
     processes: Processes,
     start_time: float,
-    rehearse: Rehearse,
+    run_trial: RunTrial,
 ) -> TrainConfig:
-    """What the recipe chooses around the flags for a run from `start`; prints it, and why.
+    """The flags, and what the recipe chooses for all others; prints that, and why.
 
-    Without --minutes it is a function of the text's length, the kind of device, and the number of
-    processes. Raises UserError if hardly any steps fit into the minutes.
+    `start` is the config of the checkpoint that the run begins with, or empty. Without --minutes,
+    the choice is a function of the text's length, the kind of device, and the number of processes.
+    Raises UserError if hardly any steps fit into the minutes.
     """
     config = load_config(command, start)
     on_gpu = is_cuda(config.system.device)
@@ -84,16 +85,17 @@ def choose_config(
 
     if minutes:
         too_short = UserError(
-            f"minutes is {minutes:g}, which is too little time for this text, this machine, and "
-            "the flags that are given."
+            f"minutes is {minutes:g}, which is too little time for this text and these flags on "
+            "this machine. Use more --minutes."
         )
         # A few steps of the default network, or of a smaller one that is given, tell how large a
         # network fits. The first evaluation of a process takes longer than others; it is made here.
         default = to_dict(TrainConfig())
         small = {k: given[k] for k in given if k not in SIZE_KEYS or given[k] <= default[k]}
         steps = 2 if start else FIRST_STEPS  # the network of `start` may be large
-        speed, _, _ = measure(rehearse, load(small, budget.flops), steps, processes)
-        if not on_gpu and minutes >= COMPILE_MINUTES:
+        speed, _, rest = measure(run_trial, load(small, budget.flops), steps, processes)
+        on_cpu = choose_device(config.system.device).type == "cpu"
+        if on_cpu and minutes >= COMPILE_MINUTES:
             given.setdefault("compile", "on")
         config = load(given, speed * 60 * minutes)
 
@@ -101,26 +103,25 @@ def choose_config(
         values = to_dict(config)
         step_seconds = step_flops(values) / speed
         run_steps = min(values["max_iters"], 60 * minutes / step_seconds)
-        steps = max(2, round(REHEARSAL_SHARE * run_steps))
-        if steps * step_seconds > time_left():
+        steps = max(2, round(TRIAL_SHARE * run_steps))
+        if rest + steps * step_seconds > time_left():
             raise too_short
-        speed, evaluation_seconds, rest = measure(rehearse, config, steps, processes)
+        speed, evaluation_seconds, rest = measure(run_trial, config, steps, processes)
         given |= {key: values[key] for key in MEASURED_KEYS}
-        seconds = time_left() - rest
-        budget = replace(budget, flops=max(0.0, speed * seconds))
-
-        def run_seconds(share: float) -> float:
-            """Of a run with this share of the computation; it may have fewer evaluations, too."""
-            values = to_dict(load(given, share * budget.flops))
-            evaluations = math.ceil(values["max_iters"] / values["eval_interval"])
-            return run_flops(values) / speed + evaluations * evaluation_seconds
-
-        shares = [i / 10_000 for i in range(10_001)]
-        fitting = bisect(shares, seconds, key=run_seconds)  # the number of shares that fit
-        config = load(given, shares[fitting - 1] * budget.flops)
-        few = config.optim.max_iters < FEWEST_STEPS
-        if fitting == 0 or (few and fitting < len(shares)):
+        seconds = max(0.0, time_left() - rest)
+        flops = speed * seconds
+        for _ in range(200):  # evaluations take time, too; a shorter run may have fewer of them
+            config = load(given, flops)
+            evaluations = math.ceil(config.optim.max_iters / config.run.eval_interval)
+            run_seconds = run_flops(to_dict(config)) / speed + evaluations * evaluation_seconds
+            if run_seconds <= seconds:
+                break
+            flops *= min(seconds / run_seconds, 0.995)
+        # A short text may allow only a few steps, however much time there is.
+        fewest = min(FEWEST_STEPS, load(given, math.inf).optim.max_iters)
+        if run_seconds > seconds or config.optim.max_iters < fewest:
             raise too_short
+        budget = replace(budget, flops=speed * seconds)
     else:
         config = load(given, budget.flops)
     if processes.is_main:

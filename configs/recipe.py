@@ -15,11 +15,11 @@ SIZES = ((2, 128), (3, 144), (4, 160), (4, 192), (6, 192), (6, 256), (8, 320), (
 LEAST_PARAMETERS = 655_360  # in the blocks of the smallest network
 DEFAULT_FLOPS = 8.86e12  # of a run without --minutes
 GPU_FLOPS = 1.6e14  # the same on a GPU
-TEACHER_EPOCHS = 6  # a teacher pays if the text is read more often
+TEACHER_EPOCHS = 6  # a teacher pays if there is time to read the text so often
 MOST_EPOCHS = 24  # a larger network is better than reading the text more often
 MOST_PARAMETERS = 14  # for each training character; a larger network is no better
 NO_OVERFITTING = 17  # epochs √(parameters / characters): above it, dropout and temperature help
-TEACHER_SHARE = 0.39  # of the steps
+TEACHER_SHARE = 0.39  # part of the steps in which the teacher is trained
 
 
 @dataclass(frozen=True)
@@ -33,14 +33,19 @@ class Budget:
     processes: int = 1  # a batch is divided among them
 
 
+def block_parameters(n_layer: int, n_embd: int) -> int:
+    """Parameters in the blocks of quill."""
+    return 20 * n_layer * n_embd**2
+
+
 def step_flops(values: dict[str, Any]) -> float:
     """Floating-point operations of one training step, in the matrices of the blocks.
 
-    6 for each parameter and character; a block of quill has 20 n_embd² parameters. For other
-    networks it is only a measure: --minutes measures the speed of a network in the same unit.
+    6 for each parameter and character, those of quill. For other networks it is only a measure:
+    --minutes measures the speed of a network in the same unit.
     """
-    parameters = 20 * values["n_layer"] * values["n_embd"] ** 2
-    return 6 * parameters * values["batch_size"] * values["block_size"]
+    chars = values["batch_size"] * values["block_size"]
+    return 6 * block_parameters(values["n_layer"], values["n_embd"]) * chars
 
 
 def run_flops(values: dict[str, Any]) -> float:
@@ -57,7 +62,7 @@ def useful_flops(budget: Budget) -> float:
 
 
 def most_chars(budget: Budget) -> int:
-    """How many characters to read at most; on a very short text, enough to learn anything."""
+    """How many characters to read at most: the text MOST_EPOCHS times, but at least 250,000."""
     return max(MOST_EPOCHS * budget.train_chars, 250_000)
 
 
@@ -68,12 +73,12 @@ def recipe(budget: Budget, given: dict[str, Any]) -> dict[str, Any]:
 
     # The network grows with the computation, still more if it would read a short text too often.
     flops = useful_flops(budget)
-    parameters = LEAST_PARAMETERS * (max(flops, 1.0) / DEFAULT_FLOPS) ** 0.35
-    parameters = max(parameters, flops / (6 * most_chars(budget)))
+    target = LEAST_PARAMETERS * (max(flops, 1.0) / DEFAULT_FLOPS) ** 0.35
+    target = max(target, flops / (6 * most_chars(budget)))
 
     def difference(size: tuple[int, int]) -> float:
         blocks, channels = values.get("n_layer", size[0]), values.get("n_embd", size[1])
-        return abs(math.log(20 * blocks * channels**2 / parameters))
+        return abs(math.log(block_parameters(blocks, channels) / target))
 
     n_layer, n_embd = min(SIZES, key=difference)
     choose("n_layer", n_layer)
@@ -86,7 +91,7 @@ def recipe(budget: Budget, given: dict[str, Any]) -> dict[str, Any]:
     parts = values.get("gradient_accumulation_steps", 1) * budget.processes
     batch_size = choose("batch_size", math.ceil(batch_size / parts) * parts)
 
-    # A text that is read often: a teacher, and against overfitting a temperature and dropout.
+    # For a text that is read often: a teacher, and against overfitting dropout and a temperature.
     chars_per_step = batch_size * values["block_size"]
     steps = min(budget.flops / step_flops(values), most_chars(budget) / chars_per_step)
     # With the teacher's forward pass, the second network's steps take a third longer.
@@ -100,8 +105,8 @@ def recipe(budget: Budget, given: dict[str, Any]) -> dict[str, Any]:
         steps /= 1 + (1 - TEACHER_SHARE) / 3
     max_iters = choose("max_iters", max(1, int(steps)))
     choose("teacher_iters", int(TEACHER_SHARE * max_iters) if has_teacher else 0)
-    # How much of the text the network can learn by heart:
-    parameters = step_flops(values) / (6 * chars_per_step)
+    # A text is learned by heart the sooner, the more parameters there are for each character.
+    parameters = block_parameters(values["n_layer"], n_embd)
     overfitting = epochs * math.sqrt(parameters / budget.train_chars)
     doublings = math.log2(max(1, overfitting / NO_OVERFITTING))
     choose("train_temperature", round(max(0.8, 1 - 0.1 * doublings), 2))
@@ -111,7 +116,7 @@ def recipe(budget: Budget, given: dict[str, Any]) -> dict[str, Any]:
     factor = 2 if values["teacher_iters"] else min(max(batch_size / 8, 1), 2)
     choose("learning_rate", 7e-3 * factor)
 
-    # Evaluating takes about a fifteenth of the training time; at least two are made.
+    # 2 to 10 evaluations, which take about a fifteenth of the training time.
     evaluations = round(0.2 * max_iters * chars_per_step / budget.eval_chars)
     choose("eval_interval", math.ceil(max_iters / min(max(evaluations, 2), 10)))
     return values
@@ -122,8 +127,9 @@ def explain(budget: Budget, values: dict[str, Any], speed: float = 0.0) -> str:
     chars = values["max_iters"] * values["batch_size"] * values["block_size"]
     measured = f", {speed:.1e} a second on this machine" if speed else ""
     note = ""
-    if budget.flops > useful_flops(budget) and chars > 0.8 * most_chars(budget):
-        note = " (more computation would not help)"
+    ends_early = budget.flops > useful_flops(budget) or run_flops(values) < 0.9 * budget.flops
+    if ends_early and chars > 0.7 * most_chars(budget):
+        note = " (reading it more often would not help)"
     elif values["max_iters"] < 100 and run_flops(values) > budget.flops / 2:
         note = " (few steps: more with --minutes or --max_iters)"
     off = (("teacher_iters", 0), ("dropout", 0.0), ("train_temperature", 1.0))

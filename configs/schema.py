@@ -11,7 +11,6 @@ interval of its valid values.
 import argparse
 import difflib
 import json
-import os
 import tomllib
 from argparse import BooleanOptionalAction
 from collections.abc import Callable
@@ -78,15 +77,13 @@ class ConfigParser(argparse.ArgumentParser):
 
     def parse_preset(self, path: str | Path) -> dict[str, Any]:
         """The values of a TOML file, which are read as if they were flags."""
-        if os.path.exists(path) and not os.path.isfile(path):
-            raise UserError(f"{str(path)!r} is not a preset file. To continue a run use --resume.")
+        hint = "Name a text with --data, a run with --resume."
         try:
             values = tomllib.loads(Path(path).read_text("utf-8-sig"))
             texts = {name: str(value) for name, value in values.items()}
         except OSError as error:
-            raise UserError(f"preset {path} cannot be read: {error.strerror}.") from None
+            raise UserError(f"preset {path} cannot be read: {error.strerror}. {hint}") from None
         except (ValueError, RecursionError) as error:
-            hint = "Name a text with --data, a run with --resume."
             raise UserError(f"preset {path} is not valid TOML: {error}. {hint}") from None
         return self.parse([self.to_flag(name, text) for name, text in texts.items()])
 

@@ -112,9 +112,9 @@ def load_config(
     """The config of a run.
 
     `start` is the config of the checkpoint that it begins with; it may be empty. A run that is
-    resumed takes all keys from there. Another run takes the network's keys that are not given, but
-    for dropout, and those in FIXED must be the same; without a preset, the recipe chooses the rest
-    for `budget`, that of Tiny Shakespeare by default. Raises UserError.
+    resumed takes all keys from there. Another run takes the network's keys (except dropout) where
+    they are not given; keys in FIXED must not differ. Without a preset, the recipe chooses all
+    other keys for `budget` (default: Tiny Shakespeare's). Raises UserError.
     """
     given = command.given
     if start:

@@ -1,13 +1,12 @@
 """Texts as token ids on disk: a text is read again only if it, or the code that reads it, changed.
 
-A prepared file holds ids_N, then an index as JSON, then the length of the index and its SHA-256.
-Id i stands for the character `vocab[i]`; the vocabulary is all characters of the text, sorted.
+A prepared file holds ids_N in NumPy's format, then all else as JSON. Id i stands for the character
+`vocab[i]`; the vocabulary is all characters of the text, sorted.
 """
 
 import contextlib
 import hashlib
 import json
-import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -53,30 +52,19 @@ def _cache_key(files: list[Path], encoding: str) -> str:
     No program can set ctime, so a change is seen even if size and mtime are set back. (On Windows,
     ctime is the time of creation.)
     """
-    try:
-        stats = [(str(file.resolve()), file.stat()) for file in files]
-    except OSError as error:
-        raise UserError(f"{error.filename} cannot be read: {error.strerror}.") from None
+    stats = [(str(file.resolve()), file.stat()) for file in files]
     key = [(path, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino) for path, s in stats]
     key += [encoding, *(source.read_bytes() for source in SOURCES)]
     return hashlib.sha256(repr(key).encode()).hexdigest()
 
 
 def _load(path: Path) -> PreparedText:
-    """Raises OSError or ValueError if the file does not exist or is damaged."""
+    """Raises OSError or ValueError if the file does not exist, is cut short or goes on."""
+    ids_N = np.lib.format.open_memmap(path, mode="r")
     with open(path, "rb") as file:
-        index_end = file.seek(-40, os.SEEK_END)
-        length = int.from_bytes(file.read(8))
-        digest = file.read(32)
-        index_start = file.seek(index_end - length)
-        content = file.read(length)
-        if hashlib.sha256(content).digest() != digest:
-            raise ValueError(f"the index of {path} is damaged")
-        index = json.loads(content)
-        ids_N = np.memmap(file, index["dtype"], "r", shape=(index["length"],))
-    if ids_N.nbytes != index_start:
-        raise ValueError(f"{path} holds more or less than its ids")
-    return PreparedText(ids_N, index["vocab"], index["sha256"])
+        file.seek(ids_N.offset + ids_N.nbytes)
+        rest = json.loads(file.read())
+    return PreparedText(ids_N, rest["vocab"], rest["sha256"])
 
 
 def _prepare(files: list[Path], encoding: str, path: Path) -> None:
@@ -86,8 +74,9 @@ def _prepare(files: list[Path], encoding: str, path: Path) -> None:
         bar = {"desc": description, "unit": " chunks", "delay": 1, "disable": None}
         return tqdm(read_chunks(files, encoding), **bar)
 
-    is_used = np.zeros(sys.maxunicode + 1, bool)  # of each code point
+    length, is_used = 0, np.zeros(sys.maxunicode + 1, bool)  # of each code point
     for text in chunks("collecting characters"):
+        length += len(text)
         is_used[code_points(text)] = True
     if not is_used.any():
         raise UserError(f"{files[0]} is empty.")
@@ -99,15 +88,14 @@ def _prepare(files: list[Path], encoding: str, path: Path) -> None:
 
     # Plain writes: writing through a memory map of a full disk ends the process (SIGBUS).
     with atomic_write(path) as ids_file:
-        length, text_digest = 0, hashlib.sha256(json.dumps(vocab).encode())
+        header = {"descr": dtype.str, "fortran_order": False, "shape": (length,)}
+        np.lib.format.write_array_header_1_0(ids_file, header)
+        text_digest = hashlib.sha256(json.dumps(vocab).encode())
         for text in chunks("writing ids"):
             ids_T = id_of_code_point[code_points(text)]
             ids_file.write(ids_T)
             text_digest.update(ids_T)
-            length += len(ids_T)
         if f"{_cache_key(files, encoding)}.ids" != path.name:
             raise UserError(f"{files[0]} changed while it was being read.")
-        sha256 = text_digest.hexdigest()
-        index = {"dtype": dtype.str, "length": length, "vocab": vocab, "sha256": sha256}
-        content = json.dumps(index).encode()
-        ids_file.write(content + len(content).to_bytes(8) + hashlib.sha256(content).digest())
+        rest = {"vocab": vocab, "sha256": text_digest.hexdigest()}
+        ids_file.write(json.dumps(rest).encode())

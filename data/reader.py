@@ -23,15 +23,11 @@ def find_text_files(path: Path) -> list[Path]:
     Names that begin with a dot are left out. Raises UserError if there are no files, or a folder
     cannot be read or is a link (which might lead back).
     """
-    if not os.path.exists(path):
-        raise UserError(f"{path} does not exist. Name a text with --data.")
     if os.path.isfile(path):
         return [path]
-    if not os.path.isdir(path):
-        raise UserError(f"{path} is neither a file nor a folder.")
 
     def refuse(error: OSError) -> NoReturn:
-        raise UserError(f"{error.filename} cannot be read: {error.strerror}.")
+        raise UserError(f"{error.filename} cannot be read: {error.strerror}. Use another --data.")
 
     files = []
     for folder, subfolders, names in os.walk(path, onerror=refuse):

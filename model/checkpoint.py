@@ -58,8 +58,7 @@ class Checkpoint:
     def add_evaluation(self, val_loss: float) -> bool:
         """Record the validation loss at `step`; returns whether it is the best so far."""
         self.val_loss, self.val_step = val_loss, self.step
-        is_same = self.step == self.best_step  # a resumed run repeats its last evaluation
-        is_best = self.best_val_loss is None or val_loss < self.best_val_loss or is_same
+        is_best = self.best_val_loss is None or val_loss < self.best_val_loss
         if is_best:
             self.best_val_loss, self.best_step = val_loss, self.step
         return is_best
@@ -79,8 +78,6 @@ def save(checkpoint: Checkpoint, *paths: Path) -> None:
 def load(path: Path | str) -> Checkpoint:
     """Read a checkpoint, tensors on the CPU. Raises UserError if it is missing or damaged."""
     path = Path(path)
-    if os.path.exists(path) and not os.path.isfile(path):
-        raise UserError(f"{path} is not a file, so not a checkpoint.")
     problem = "is not a checkpoint of this version of Quill"
     try:
         with out_of_memory_hint(f"{path} does not fit into memory."):

@@ -161,14 +161,12 @@ def stream(
     pool = ThreadPoolExecutor(torch.get_num_threads())
     try:
         other_texts = pool.map(write_group, groups) if csampler else map(write_group, groups)
-        tail = ""
+        written = ""
         for ids_B in generate(start, prompt, config, range(1)):
-            character = vocab[ids_B[0]]
-            yield 0, character
-            if stop:
-                tail = (tail + character)[-len(stop) :]
-                if tail == stop:
-                    break
+            written += vocab[ids_B[0]]
+            yield 0, written[-1]
+            if stop and written.endswith(stop):
+                break
         for group in other_texts:
             yield from group
     finally:  # also if the caller stops reading

@@ -1,6 +1,5 @@
 """Reads a checkpoint of nanoGPT (github.com/karpathy/nanoGPT) as one of the network gpt."""
 
-import os
 import pickle
 import zipfile
 from pathlib import Path
@@ -9,7 +8,6 @@ import torch
 from torch import Tensor
 
 from model.checkpoint import Checkpoint
-from model.network import GPTConfig
 from model.run.errors import UserError
 
 # Parts of nanoGPT's parameter names, and of ours.
@@ -34,9 +32,6 @@ def load_nanogpt(path: Path, meta_path: str) -> Checkpoint:
 
     No code in the two files is run. Raises UserError if one of them is something else.
     """
-    for name in (path, meta_path):
-        if not os.path.isfile(name):
-            raise UserError(f"{name} is not a file.")
     vocab = load_vocab(meta_path)
     try:
         with zipfile.ZipFile(path) as archive:
@@ -45,7 +40,6 @@ def load_nanogpt(path: Path, meta_path: str) -> Checkpoint:
         saved = torch.load(path, map_location="cpu", weights_only=True)
         sizes = saved["model_args"]
         config = {"network": "gpt"} | {name: sizes[name] for name in SIZES}
-        GPTConfig(**config)
         vocab_size, step = sizes["vocab_size"], int(saved["iter_num"])
         weights = convert(saved["model"])
     except Exception as error:  # a damaged file raises exceptions of many types

@@ -77,7 +77,7 @@ def learning_rate(step: int, config: OptimConfig) -> float:
 
 
 def expect_end(val_loss: float, step: int, eval_interval: int, config: OptimConfig) -> str:
-    """A line that says in which loss a network is likely to end, from its loss after `step` steps.
+    """A line that predicts the last loss of a network from its loss after `step` steps.
 
     It is for the first evaluation after a tenth of the network's steps, otherwise "". With the
     linear decay, the loss falls from there by about 0.3 nats times the part of the steps that is
@@ -104,27 +104,21 @@ def make_optimizers(
     alone, it decays all matrices, embeddings included, but no gains and biases. What an optimizer
     remembers must be in its `state`, or resuming is not exact.
     """
-    betas = (config.beta1, config.beta2)
-    if config.optimizer == "adamw":
-        named = list(model.named_parameters())
-        decayed = [(name, parameter) for name, parameter in named if parameter.ndim >= 2]
-        others = [(name, parameter) for name, parameter in named if parameter.ndim < 2]
-        groups = [
-            {"params": decayed, "weight_decay": config.weight_decay},
-            {"params": others, "weight_decay": 0.0},
-        ]
-        groups = [group for group in groups if group["params"]]
-        return [AdamW(groups, config.learning_rate, betas, fused=True)]
+    has_muon = config.optimizer == "muon"
     matrices, others = [], []
     for name, parameter in model.named_parameters():
-        is_matrix = parameter.ndim >= 2 and min(parameter.shape[-2:]) > 1
-        is_block_matrix = is_matrix and name.startswith("blocks.")
-        (matrices if is_block_matrix else others).append((name, parameter))
-    adamw = AdamW(others, config.learning_rate, betas, weight_decay=0.0, fused=True)
-    if not matrices:
-        return [adamw]
-    muon = Muon(matrices, config.learning_rate, config.weight_decay, muon_dtype)
-    return [muon, adamw]
+        is_matrix = parameter.ndim >= 2
+        if has_muon and is_matrix:
+            is_matrix = name.startswith("blocks.") and min(parameter.shape[-2:]) > 1
+        (matrices if is_matrix else others).append((name, parameter))
+    groups, optimizers = [{"params": others, "weight_decay": 0.0}], []
+    if has_muon and matrices:
+        optimizers = [Muon(matrices, config.learning_rate, config.weight_decay, muon_dtype)]
+    else:
+        groups = [{"params": matrices, "weight_decay": config.weight_decay}, *groups]
+    groups = [group for group in groups if group["params"]]
+    betas = (config.beta1, config.beta2)
+    return [*optimizers, AdamW(groups, config.learning_rate, betas, fused=True)]
 
 
 class Muon(Optimizer):

@@ -28,16 +28,16 @@ FILES = {
 # The program and its arguments; words that the error must have. Training starts with small sizes
 # and --data good.txt, sampling takes runs/it.
 CASES = [
-    ("train.py --data missing.txt", "missing.txt does not exist", "--data"),
+    ("train.py --data missing.txt", "missing.txt cannot be read", "--data"),
     ("train.py --data same.txt", "same.txt", "'a'"),
     ("train.py --data short.txt", "90 training", "10 validation", "is 16", "--val_fraction"),
     ("train.py --data folder", "folder has no *.txt files"),
-    ("train.py --data /dev/null", "/dev/null is neither a file nor a folder"),
+    ("train.py --data /dev/null", "/dev/null cannot be read", "--data"),
     ("train.py --resume stranger", "stranger has no config.toml"),
     ("train.py --device hpu", "device 'hpu' is not on this machine"),
     ("train.py --n_layer -3", "argument --n_layer: -3 is not in [1, 1000]"),
     ("train.py --n_embd 12 --n_head 4", "n_embd is 12", "n_head is 4", "even"),
-    ("train.py folder", "'folder' is not a preset", "--resume"),
+    ("train.py folder", "preset folder cannot be read", "--resume"),
     ("train.py --out_dir other_run", "other_run is not empty. Delete it"),
     ("train.py --out_dir empty.txt/x --data missing.txt", "empty.txt/x cannot be written"),
     ("train.py --out_dir runs/it", "runs/it is not empty", "--resume runs/it"),

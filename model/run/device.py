@@ -174,7 +174,7 @@ def training_machine(config: DeviceConfig, processes: Processes) -> Machine:
     if device.type == "cpu":
         keep_freed_memory()
         threads = openmp_threads()
-        for thread in threads:  # after a rehearsal they are bound; a compiler may use all CPUs
+        for thread in threads:  # after a trial run they are bound; a compiler may use all CPUs
             os.sched_setaffinity(thread, threads.values())
     return Machine(device, choose_dtype(config.dtype, device), processes, threads)
 

@@ -39,10 +39,8 @@ class RunLogger:
     ) -> None:
         """The run begins, or goes on, at `step`."""
         self.run_dir = run_dir
-        for name in ("last.pt", "best.pt", "config.toml", "summary.json"):
-            # What a killed process left, see atomic_write.
-            for leftover in run_dir.glob(f"{name}.{'[0-9a-f]' * 32}.tmp"):
-                leftover.unlink(missing_ok=True)
+        for leftover in run_dir.glob(f"*.{'[0-9a-f]' * 32}.tmp"):
+            leftover.unlink()  # of a killed process, see atomic_write
         if not (run_dir / "config.toml").exists():
             with atomic_write(run_dir / "config.toml") as file:
                 file.write(config_toml.encode())
@@ -55,7 +53,6 @@ class RunLogger:
         # In the HParams tab: the config, and the best loss so far.
         for summary in hparams(config, {"loss_best": 0.0}):
             self.writers["val"].file_writer.add_summary(summary)
-        self.log_text("config", config_toml, step, "train")
         # disable=None: no bar unless on a terminal
         self.bar = tqdm(
             total=max_iters, initial=step, unit="step", dynamic_ncols=True, disable=None

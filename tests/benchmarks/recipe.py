@@ -153,6 +153,8 @@ def main() -> None:
     args = parser.parse_args()
     rows = [json.loads(line) for line in args.file.open()] if args.file.exists() else []
     rows = [row for row in rows if "error" not in row]
+    if args.action != "run":
+        rows = [row for row in rows if row["seed"] == args.seed]
     if args.action == "table":
         print_table(rows)
         return

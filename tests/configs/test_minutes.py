@@ -41,13 +41,16 @@ class SimulatedMachine:
         self.now += self.startup + state.train_seconds + state.eval_seconds
         return state
 
-    def choose(self, train_chars: int, *flags: str) -> TrainConfig:
+    def choose(
+        self, train_chars: int, *flags: str, processes: Processes | None = None
+    ) -> TrainConfig:
         """What choose_config chooses on this machine."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(minutes.time, "perf_counter", lambda: self.now)
             command = parse_train_command(["--device=cpu", *flags])
             corpus = SimpleNamespace(train_chars=train_chars, eval_chars=lambda _: 100_000)
-            return choose_config(command, {}, corpus, Processes(), 0.0, self.train)
+            processes = processes or Processes()
+            return choose_config(command, {}, corpus, processes, 0.0, self.train)
 
 
 @given(
@@ -91,11 +94,25 @@ def test_no_run_takes_longer_than_the_minutes_that_were_asked_for(asked, evaluat
         config = machine.choose(100_000, f"--minutes={asked}", *flags)
     except UserError as error:
         assert "too little time" in str(error)
-        rehearsals = 3.0 + 2 * (machine.startup + evaluation + 1)
-        assert machine.now <= 60 * asked + rehearsals
+        trial_runs = 3.0 + 2 * (machine.startup + evaluation + 1)
+        assert machine.now <= 60 * asked + trial_runs
     else:
         machine.train(config)
         assert machine.now <= 60 * asked + 1e-6
+
+
+def test_a_run_whose_evaluations_take_most_of_the_time_is_not_refused():
+    machine = SimulatedMachine(1e12, 0.5, 5.0)
+    config = machine.choose(10**6, "--minutes=0.465")
+    machine.train(config)
+    assert config.optim.max_iters >= 90 and machine.now <= 60 * 0.465
+
+
+def test_a_run_that_has_time_for_less_than_ten_steps_is_refused():
+    with pytest.raises(UserError, match="too little time"):
+        SimulatedMachine(1e12, 0.5, 5.0).choose(
+            10**9, "--minutes=3", "--n_layer=100", "--batch_size=512"
+        )
 
 
 @pytest.mark.parametrize("batch_size", [64, 128, 512])
@@ -121,7 +138,32 @@ def test_a_run_with_minutes_is_repeated_by_its_config_and_resumed_exactly(tiny, 
         assert_same_run(Path("run"), Path(other))
 
 
-def test_two_processes_choose_the_same(text_file):
+class OneOfTwo(Processes):
+    """A process beside another one, which has the values of `others` in turn."""
+
+    def __init__(self, others: list[float]) -> None:
+        super().__init__()
+        self.others, self.values = iter(others), []
+
+    def max(self, value: float) -> float:
+        self.values.append(max(value, next(self.others, value)))
+        return self.values[-1]
+
+
+@given(
+    speed=st.floats(1e11, 1e13),
+    factors=st.tuples(*[st.floats(1, 3)] * 3),
+    train_chars=st.integers(10_000, 10**8),
+)
+def test_a_process_chooses_what_a_slower_one_chooses(speed, factors, train_chars):
+    slower, process = OneOfTwo([]), SimulatedMachine(speed, 0.1, 0.1)
+    machine = SimulatedMachine(speed / factors[0], 0.1 * factors[1], 0.1 * factors[2])
+    chosen = machine.choose(train_chars, "--minutes=2", processes=slower)
+    beside = OneOfTwo(slower.values)
+    assert process.choose(train_chars, "--minutes=2", processes=beside) == chosen
+
+
+def test_two_processes_finish_a_run_with_minutes(text_file):
     flags = [f"--data={text_file}", *TINY, "--minutes=0.2", "--out_dir=run"]
     for process in start_processes([str(ROOT / "train.py"), *flags], 2):
         output, errors = process.communicate(timeout=120)

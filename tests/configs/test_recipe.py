@@ -45,10 +45,11 @@ flags = st.fixed_dictionaries(
 
 @given(budgets, flags)
 def test_the_recipe_gives_a_valid_config_and_keeps_what_is_given(budget, values):
+    before = dict(values)
     chosen = recipe(budget, values)
+    assert values == before
     assert chosen.items() >= values.items()
     assert make_config(TrainConfig, chosen)
-    assert recipe(budget, values) == chosen
     assert len(explain(budget, chosen).splitlines()) == 2
 
 
@@ -130,14 +131,17 @@ def test_a_run_that_starts_from_another_one_or_has_a_cosine_decay_has_no_teacher
 
 
 @given(budgets, st.integers(1, 10**5))
-def test_the_explanation_says_that_more_would_not_help_only_of_a_text_that_is_read_often(
+def test_the_explanation_says_of_a_text_that_is_read_often_why_the_run_ends_early(
     budget, max_iters
 ):
-    for values in ({}, {"max_iters": max_iters}):
+    for values in ({}, {"n_layer": 1}, {"max_iters": max_iters}):
         chosen = recipe(budget, values)
         chars = chosen["max_iters"] * chosen["batch_size"] * chosen["block_size"]
-        if "would not help" in explain(budget, chosen):
-            assert chars > 0.8 * most_chars(budget)
+        is_explained = "would not help" in explain(budget, chosen)
+        if is_explained:
+            assert chars > 0.7 * most_chars(budget)
+        if "max_iters" not in values and run_flops(chosen) < 0.5 * budget.flops:
+            assert is_explained or chosen["max_iters"] <= 2
 
 
 def test_a_run_that_starts_from_another_one_has_its_size_but_the_dropout_of_its_own_text():

@@ -81,15 +81,14 @@ def test_a_text_is_read_again_only_if_it_or_the_code_of_the_reader_changed(text_
     assert current_text() == "edited"
 
 
-def test_a_damaged_truncated_or_extended_file_is_made_again(text_file):
+def test_a_truncated_or_extended_file_is_made_again(text_file):
     text_file.write_text("abcdefgh")
     open_prepared([text_file], "utf-8")
     (path,) = prepared.PREPARED.iterdir()
     whole = path.read_bytes()
     truncated = [whole[:end] for end in range(0, len(whole), 5)]
     extended = [b"\0" + whole, whole + b"\0"]
-    flips = [whole[:i] + bytes([whole[i] ^ 1]) + whole[i + 1 :] for i in range(8, len(whole))]
-    for damaged in truncated + extended + flips:
+    for damaged in truncated + extended:
         path.write_bytes(damaged)
         open_prepared([text_file], "utf-8")
         assert path.read_bytes() == whole

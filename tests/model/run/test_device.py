@@ -89,7 +89,7 @@ from model.run.device import DeviceConfig, training_machine
 from model.run.processes import Processes
 
 cpus = sorted(os.sched_getaffinity(0))
-for _ in range(2):  # a rehearsal, and the run
+for _ in range(2):  # a trial run, and the run
     machine = training_machine(DeviceConfig("cpu"), Processes())
     assert sorted(os.sched_getaffinity(0)) == cpus
     machine.bind_threads()
