@@ -39,7 +39,7 @@ def open_prepared(files: list[Path], encoding: str) -> PreparedText:
     Raises UserError if the files cannot be read or decoded, or change while they are read.
     """
     path = PREPARED / f"{_cache_key(files, encoding)}.ids"
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError, KeyError):  # missing or damaged
         return _load(path)
     PREPARED.mkdir(exist_ok=True)
     _prepare(files, encoding, path)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from model.checkpoint import Checkpoint
+from model.network import GPTConfig
 from model.run.errors import UserError
 
 # Parts of nanoGPT's parameter names, and of ours.
@@ -40,6 +41,7 @@ def load_nanogpt(path: Path, meta_path: str) -> Checkpoint:
         saved = torch.load(path, map_location="cpu", weights_only=True)
         sizes = saved["model_args"]
         config = {"network": "gpt"} | {name: sizes[name] for name in SIZES}
+        GPTConfig(**config)
         vocab_size, step = sizes["vocab_size"], int(saved["iter_num"])
         weights = convert(saved["model"])
     except Exception as error:  # a damaged file raises exceptions of many types

@@ -88,7 +88,8 @@ def test_a_truncated_or_extended_file_is_made_again(text_file):
     whole = path.read_bytes()
     truncated = [whole[:end] for end in range(0, len(whole), 5)]
     extended = [b"\0" + whole, whole + b"\0"]
-    for damaged in truncated + extended:
+    renamed = [whole.replace(b'"vocab"', b'"vocaa"')]
+    for damaged in truncated + extended + renamed:
         path.write_bytes(damaged)
         open_prepared([text_file], "utf-8")
         assert path.read_bytes() == whole
