@@ -30,7 +30,12 @@ class Processes:
 
     def __enter__(self) -> "Processes":
         if self.world_size > 1:
-            dist.init_process_group()  # gloo for tensors on a CPU, NCCL for those on a GPU
+            # By default PyTorch makes one backend, that of the accelerator that it was built for.
+            backends = "gloo"
+            if accelerator := torch.accelerator.current_accelerator(check_available=True):
+                own = dist.get_default_backend_for_device(accelerator)  # NCCL, for example
+                backends = f"cpu:gloo,{accelerator.type}:{own}"
+            dist.init_process_group(backends)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:

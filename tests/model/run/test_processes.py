@@ -3,6 +3,9 @@
 import json
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import Backend, BackendConfig
 
 from model.run.errors import UserError
 from model.run.processes import Processes
@@ -50,3 +53,19 @@ def test_processes_average_gradients_and_add_up():
     started = start_processes(["-c", EXCHANGES], 2)
     for process in started:
         assert json.loads(process.communicate(timeout=60)[0]) == [[0.5, 1.0, 1.0, 2.0], [3, 2]]
+
+
+@pytest.mark.parametrize("kind", [None, "cuda", "mps"])
+def test_processes_exchange_tensors_of_the_cpu_and_of_the_accelerator(kind, monkeypatch):
+    """The accelerator is simulated."""
+    accelerator = torch.device(kind) if kind else None
+    made = []
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: accelerator)
+    monkeypatch.setattr(dist, "init_process_group", made.append)
+    processes = Processes()
+    processes.world_size = 2
+    with processes:
+        processes.world_size = 1  # there is no group to leave
+    backend_of = BackendConfig(Backend(made[0])).get_device_backend_map()
+    assert {"cpu", kind or "cpu"} <= backend_of.keys()
+    assert backend_of["cpu"] == Backend.GLOO
