@@ -17,6 +17,7 @@ from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,13 +27,13 @@ from torch.nn.utils import clip_grad_norm_
 
 from configs.minutes import choose_config
 from configs.schema import to_dict, to_toml
-from configs.training import TrainConfig, load_config, parse_train_command
+from configs.training import Command, TrainConfig, load_config, parse_train_command
 from data.corpus import Corpus, open_corpus
 from model import checkpoint
 from model.checkpoint import Checkpoint
 from model.generate import GenerationConfig, start_character, stream
 from model.inspect.maps import draw_weights
-from model.inspect.record import attention_by_head
+from model.inspect.record import record_attention
 from model.nanogpt import load_nanogpt
 from model.network import make_network
 from model.optim import expect_end, learning_rate, make_optimizers
@@ -57,25 +58,8 @@ SAVE_SECONDS = 600  # last.pt is also saved between evaluations, so that a crash
 def main(argv: list[str]) -> int:
     """The command line: start a run, or resume one. Returns the exit status."""
     command = parse_train_command(argv)
-    run_dir, start = None, Checkpoint()
     with Processes() as processes, ExitStack() as stack:
-        if command.resume is None:
-            if (other_run := command.given.get("init_from")) is not None:
-                path = checkpoint.resolve(other_run, "best")
-                meta = command.given.get("meta")
-                other = load_nanogpt(path, meta) if meta else checkpoint.load(path)
-                start = Checkpoint(config=other.config, vocab=other.vocab, model=other.model)
-            config = load_config(command, start.config)
-            if processes.is_main:
-                run_dir = stack.enter_context(new_run_dir(config.run.out_dir))
-        else:
-            path = checkpoint.resolve(command.resume, "last")
-            run_dir = path.parent
-            if processes.is_main and run_dir.is_dir():
-                stack.enter_context(lock_run_dir(run_dir))
-            processes.wait_for_all()  # read the checkpoint only when nobody can write it
-            start = checkpoint.load_to_resume(path)
-            config = load_config(command, start.config)
+        start, config, run_dir = find_start(command, processes, stack)
         with out_of_memory_hint(
             "A smaller --batch_size, --block_size, --n_layer or --n_embd, or a larger "
             "--gradient_accumulation_steps needs less."
@@ -85,16 +69,36 @@ def main(argv: list[str]) -> int:
             if start.is_resumed and start.data_sha256 != corpus.text.sha256:
                 raise UserError(
                     f"{corpus.name} is not the text of this run. "
-                    f"To go on with another text, start a new run with --init_from {run_dir}."
+                    f"For another text, start a new run with --init_from {command.resume}."
                 )
             run = partial(train, corpus=corpus, processes=processes, start=start)
             if command.uses_recipe:
-                run_trial = partial(run, trial=True)
-                config = choose_config(
-                    command, start.config, corpus, processes, START_TIME, run_trial
-                )
+                config = choose_config(command, start.config, corpus, processes, START_TIME, run)
             run(config, run_dir=run_dir)
             return 0
+
+
+def find_start(
+    command: Command, processes: Processes, stack: ExitStack
+) -> tuple[Checkpoint, TrainConfig, Path | None]:
+    """The state to begin with, the config, and the main process's run directory, locked."""
+    if command.resume is not None:
+        path = checkpoint.resolve(command.resume, "last")
+        if processes.is_main and path.parent.is_dir():
+            stack.enter_context(lock_run_dir(path.parent))
+        processes.wait_for_all()  # read the checkpoint only when nobody can write it
+        start = checkpoint.load_to_resume(path)
+        return start, load_config(command, start.config), path.parent if processes.is_main else None
+    start = Checkpoint()
+    if (other_run := command.given.get("init_from")) is not None:
+        path = checkpoint.resolve(other_run, "best")
+        meta = command.given.get("meta")
+        other = load_nanogpt(path, meta) if meta else checkpoint.load(path)
+        start = Checkpoint(config=other.config, vocab=other.vocab, model=other.model)
+    config = load_config(command, start.config)
+    if not processes.is_main:
+        return start, config, None
+    return start, config, stack.enter_context(new_run_dir(config.run.out_dir))
 
 
 def train(
@@ -103,12 +107,11 @@ def train(
     processes: Processes,
     start: Checkpoint,
     run_dir: Path | None = None,
-    trial: bool = False,
 ) -> Checkpoint:
     """Train from `start` to the end, and return the last state.
 
-    The main process writes to `run_dir`; a trial run writes nothing. After signal n, before the
-    last step or in a trial run, the program exits with status 128 + n.
+    The main process writes to `run_dir`; the others, and a trial run, have none. After signal n, a
+    state is saved, and the program exits with status 128 + n.
     """
     # ------------------------------------------------------------------------------- Preparation
     model_config, optim_config, run_config = config.model, config.optim, config.run
@@ -116,7 +119,6 @@ def train(
     accumulation_steps = optim_config.gradient_accumulation_steps
     rows = processes.batch_rows(batch_size, accumulation_steps)
     machine = training_machine(config.system, processes)
-    writes = processes.is_main and not trial
 
     # Model and optimizers
     vocab = corpus.tokenizer.vocab
@@ -137,7 +139,7 @@ def train(
     state = replace(start, config=to_dict(config), vocab=vocab, data_sha256=corpus.text.sha256)
     state.run_id = start.run_id or uuid.uuid4().hex
     logger = SilentLogger()
-    if writes:
+    if run_dir is not None:
         logger = RunLogger(
             run_dir, state.config, to_toml(config), state.step, optim_config.max_iters
         )
@@ -159,22 +161,11 @@ def train(
         model.zero_grad()
         return logits_fn
 
-    def training_loss(x_BT: Tensor, y_BT: Tensor) -> Tensor:
-        # A temperature below 1 sharpens the predictions in training only. Evaluation and sampling
-        # are then less confident, as they should be after many epochs. (Guo et al. 2017, "On
-        # calibration", fit a temperature after training.)
-        logits_BTV = training_logits(x_BT) / optim_config.train_temperature
-        loss = cross_entropy(logits_BTV, y_BT)
-        if not state.teacher:
-            return loss
-        probs_BTV = teacher_logits(x_BT).float().softmax(dim=-1)  # without the temperature
-        return (loss + cross_entropy(logits_BTV, probs_BTV)) / 2
-
     def seconds() -> float:
         return start.seconds + time.perf_counter() - START_TIME
 
     def save(*names: str) -> None:
-        if writes:
+        if run_dir is not None:
             state.seconds = seconds()
             state.teacher = teacher.state_dict() if state.teacher else {}
             checkpoint.capture(state, model, optimizers, scaler)
@@ -183,20 +174,8 @@ def train(
 
     with catch_signals() as signals, closing(logger):
         n_params = sum(parameter.numel() for parameter in model.parameters())
-        if writes:
-            for note in source.notes:
-                print_line(note, sys.stderr)
-            print_line(
-                f"device  {machine}\n"
-                f"corpus  {corpus.describe(block_size)}\n"
-                f"model   {model_config.network}, {model_config.n_layer} blocks, "
-                f"{model_config.n_head} heads, {model_config.n_embd} channels: "
-                f"{n_params:,} parameters\n"
-                f"train   {optim_config.max_iters:,} steps of {batch_size} x {block_size} "
-                f"characters\n"
-                f"run     {run_dir}",
-                sys.stdout,
-            )
+        if run_dir is not None:
+            print_header(config, corpus, machine, n_params, run_dir)
             if start.model and not start.is_resumed:
                 print_line(
                     f"start   {run_config.init_from}\n"
@@ -206,7 +185,7 @@ def train(
                 )
         # Compiled networks only train; evaluation, saving and sampling use `model`.
         training_logits = compiled(training_model)
-        teacher_logits = compiled(teacher) if start.teacher else None
+        teacher_logits = compiled(teacher) if teacher else None
         machine.bind_threads()
         # Compiling may have changed the buffers of an edited network; these are the saved ones.
         if start.model:
@@ -218,10 +197,6 @@ def train(
         def any_signal() -> int:
             """A signal that a process got, or 0."""
             return int(processes.max(max(signals, default=0)))
-
-        def chars_per_second() -> float:
-            """Training speed, without evaluations and saving."""
-            return state.step * batch_size * block_size / max(state.train_seconds, 1e-9)
 
         while True:
             step = state.step
@@ -243,9 +218,9 @@ def train(
                 val_loss = evaluate(model, corpus, machine)
                 require_finite("validation loss", val_loss, step)
                 is_best = state.add_evaluation(val_loss)
-                logger.log_scalar("loss", val_loss, step)
-                logger.log_scalar("loss_best", state.best_val_loss, step)
-                speed = f"{chars_per_second():>9,.0f} characters/s"
+                logger.val.add_scalar("loss", val_loss, step)
+                logger.val.add_scalar("loss_best", state.best_val_loss, step)
+                speed = f"{state.chars_per_second:>9,.0f} characters/s"
                 note = "  best so far" if is_best else ""
                 logger.print(f"step {step:>6}  validation loss {val_loss:.4f} {speed}{note}")
                 end = expect_end(val_loss, step, run_config.eval_interval, optim_config)
@@ -270,7 +245,6 @@ def train(
                 teacher.load_state_dict(model.state_dict())
                 state.teacher = teacher.state_dict()
                 state.best_val_loss = state.best_step = None
-                teacher_logits = compiled(teacher)
                 seed_all(run_config.seed, step)
                 model.load_state_dict(make_network(model_config, len(vocab)).state_dict())
                 optimizers[:] = make_optimizers(model, optim_config, muon_dtype=machine.dtype)
@@ -283,7 +257,11 @@ def train(
             for i, (x_BT, y_BT) in enumerate(micro_batches(step), start=1):
                 training_model.require_backward_grad_sync = i == accumulation_steps
                 with machine.autocast():
-                    loss = training_loss(x_BT, y_BT) / accumulation_steps
+                    taught_BTV = teacher_logits(x_BT) if state.teacher else None
+                    loss = training_loss(
+                        training_logits(x_BT), y_BT, optim_config.train_temperature, taught_BTV
+                    )
+                    loss = loss / accumulation_steps
                 scaler.scale(loss).backward()
                 step_loss += loss.detach()
 
@@ -312,41 +290,80 @@ def train(
                     "loss": mean_loss,
                     "optimizer/learning_rate": lr,
                     "optimizer/grad_norm": grad_norm.item(),
-                    "speed/chars_per_second": chars_per_second(),
+                    "speed/chars_per_second": state.chars_per_second,
                 }
                 for tag, value in values.items():
-                    logger.log_scalar(tag, value, step, "train")
-                logger.describe_progress(f"loss {mean_loss:.3f}")
+                    logger.train.add_scalar(tag, value, step)
+                logger.bar.set_postfix_str(f"loss {mean_loss:.3f}", refresh=False)
             state.train_seconds += time.perf_counter() - step_start
             state.step += 1
-            logger.advance()
+            logger.bar.update()
 
         # --------------------------------------------------------------------------------- The end
-        best = state.best_val_loss
-        summary = {
-            "params": n_params,
-            "vocab_size": len(vocab),
-            "train_chars": corpus.train_chars,
-            "val_chars": corpus.val_chars,
-            "iters": state.step,
-            "seconds": state.seconds,
-            "chars_per_second": chars_per_second(),
-            "val_loss": state.val_loss,
-            "best_val_loss": best,
-            "best_iter": state.best_step,
-            "bits_per_char": None if best is None else best / math.log(2),
-            "device": str(machine.device),
-            "dtype": machine.dtype_name,
-            "torch": torch.__version__,
-        }
         if processes.is_main:
             log_embedding(logger, model, vocab)
-        logger.write_summary(summary, finished)
-        if trial:  # also a signal in its last step
-            signal_number = any_signal()
-    if signal_number and (trial or not finished):
+        logger.write_summary(summarize(state, corpus, machine, n_params), finished)
+        signal_number = any_signal()  # also one that came in the last step
+    if signal_number:
         sys.exit(128 + signal_number)
     return state
+
+
+def print_header(
+    config: TrainConfig, corpus: Corpus, machine: Machine, n_params: int, run_dir: Path
+) -> None:
+    """What is trained, on what, and where the results go."""
+    for note in source.notes:
+        print_line(note, sys.stderr)
+    model_config, optim_config = config.model, config.optim
+    print_line(
+        f"device  {machine}\n"
+        f"corpus  {corpus.describe(model_config.block_size)}\n"
+        f"model   {model_config.network}, {model_config.n_layer} blocks, "
+        f"{model_config.n_head} heads, {model_config.n_embd} channels: {n_params:,} parameters\n"
+        f"train   {optim_config.max_iters:,} steps of {optim_config.batch_size} x "
+        f"{model_config.block_size} characters\n"
+        f"run     {run_dir}",
+        sys.stdout,
+    )
+
+
+def summarize(state: Checkpoint, corpus: Corpus, machine: Machine, n_params: int) -> dict[str, Any]:
+    """What summary.json holds."""
+    best = state.best_val_loss
+    return {
+        "params": n_params,
+        "vocab_size": len(state.vocab),
+        "train_chars": corpus.train_chars,
+        "val_chars": corpus.val_chars,
+        "iters": state.step,
+        "seconds": state.seconds,
+        "chars_per_second": state.chars_per_second,
+        "val_loss": state.val_loss,
+        "best_val_loss": best,
+        "best_iter": state.best_step,
+        "bits_per_char": None if best is None else best / math.log(2),
+        "device": str(machine.device),
+        "dtype": machine.dtype_name,
+        "torch": torch.__version__,
+    }
+
+
+def training_loss(
+    logits_BTV: Tensor, y_BT: Tensor, temperature: float, taught_BTV: Tensor | None = None
+) -> Tensor:
+    """Mean loss in nats per character, with a teacher's logits `taught_BTV` in equal parts of both.
+
+    A temperature below 1 sharpens the predictions in training only. Evaluation and sampling are
+    then less confident, as they should be after many epochs. (Guo et al. 2017, "On calibration",
+    fit a temperature after training.)
+    """
+    logits_BTV = logits_BTV / temperature
+    loss = cross_entropy(logits_BTV, y_BT)
+    if taught_BTV is None:
+        return loss
+    probs_BTV = taught_BTV.float().softmax(dim=-1)  # without the temperature
+    return (loss + cross_entropy(logits_BTV, probs_BTV)) / 2
 
 
 def cross_entropy(logits_BTV: Tensor, target: Tensor) -> Tensor:
@@ -364,16 +381,14 @@ def evaluate(model: nn.Module, corpus: Corpus, machine: Machine) -> float:
     model.eval()
     processes = machine.processes
     batches = corpus.eval_batches(model.config.block_size)[processes.rank :: processes.world_size]
-    losses, counts = torch.zeros(len(batches), device=machine.device), []
+    nats = torch.zeros(len(batches), device=machine.device)
     for i, (starts_B, T) in enumerate(batches):
         x_BT, y_BT = machine.to_device(*corpus.gather_examples(starts_B, T))
         with machine.autocast():
-            losses[i] = cross_entropy(model(x_BT), y_BT)
-        counts.append(y_BT.numel())
+            nats[i] = cross_entropy(model(x_BT), y_BT) * y_BT.numel()
     model.train()
-    # Read at the end: each reading would wait for the device.
-    nats = sum(loss * count for loss, count in zip(losses.tolist(), counts, strict=True))
-    return processes.sum(nats) / processes.sum(sum(counts))
+    total = sum(nats.tolist())  # read at the end: each reading would wait for the device
+    return processes.sum(total) / corpus.eval_chars(model.config.block_size)
 
 
 def log_pictures(logger: RunLogger, model: nn.Module, corpus: Corpus, step: int) -> None:
@@ -389,9 +404,13 @@ def log_pictures(logger: RunLogger, model: nn.Module, corpus: Corpus, step: int)
         logger.print(f"     {' '.join(sample.split())[:width]}")
     length = min(model.config.block_size, 256)  # recording keeps length x length weights per head
     x_BT, _ = corpus.gather_examples(np.array([corpus.train_chars]), length)
-    ids = x_BT[0].tolist()
-    for head, weights_TT in attention_by_head(model, ids):  # of "block 1, head 1" and so on
-        logger.log_image(f"map/{head}", draw_weights(weights_TT, vocab, ids), step)
+    with record_attention(model) as calls, torch.no_grad():
+        model(x_BT.to(next(model.parameters()).device))
+    for call in calls:
+        for head, weights_TT in enumerate(call.weights_BHTS[0].float().cpu(), start=1):
+            image_HWC = draw_weights(weights_TT, vocab, x_BT[0].tolist())
+            tag = f"map/block {call.block}, head {head}"
+            logger.val.add_image(tag, image_HWC, step, dataformats="HWC")
     model.train()
 
 

@@ -30,10 +30,7 @@ RunTrial = Callable[[TrainConfig], Checkpoint]  # trains with a config, returns 
 
 
 def measure(
-    run_trial: RunTrial,
-    config: TrainConfig,
-    steps: int,
-    processes: Processes,
+    run_trial: RunTrial, config: TrainConfig, steps: int, processes: Processes
 ) -> tuple[float, float, float]:
     """Train for `steps` steps. Returns FLOPs per second, seconds per evaluation, all other seconds.
 

@@ -53,13 +53,6 @@ class TrainConfig:
     run: RunConfig = field(default_factory=RunConfig)
     system: CompileConfig = field(default_factory=CompileConfig)
 
-    def __post_init__(self) -> None:
-        if self.run.init_from is not None and self.optim.teacher_iters > 0:
-            raise UserError(
-                "both networks of teacher_iters start with random weights. Leave out "
-                "--init_from, or add --teacher_iters 0."
-            )
-
 
 USAGE = """\
 python train.py [PRESET.toml] [--key value ...]

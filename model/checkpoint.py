@@ -55,6 +55,12 @@ class Checkpoint:
         """Whether it goes on with a run that has begun."""
         return bool(self.optimizers)
 
+    @property
+    def chars_per_second(self) -> float:
+        """Training speed, without evaluations and saving."""
+        chars_per_step = self.config["batch_size"] * self.config["block_size"]
+        return self.step * chars_per_step / max(self.train_seconds, 1e-9)
+
     def add_evaluation(self, val_loss: float) -> bool:
         """Record the validation loss at `step`; returns whether it is the best so far."""
         self.val_loss, self.val_step = val_loss, self.step

@@ -156,7 +156,9 @@ def stream(
                 texts[i] += "".join(vocab[id_] for id_ in ids_T)
             if stop and all(stop in text for text in texts):
                 break
-        return [(i, cut_after(text, stop)) for i, text in zip(group, texts, strict=True)]
+        if stop:
+            texts = ["".join(text.partition(stop)[:2]) for text in texts]
+        return list(zip(group, texts, strict=True))
 
     pool = ThreadPoolExecutor(torch.get_num_threads())
     try:
@@ -172,11 +174,6 @@ def stream(
     finally:  # also if the caller stops reading
         cancelled.set()
         pool.shutdown(cancel_futures=True)
-
-
-def cut_after(text: str, stop: str) -> str:
-    """`text` up to and including the first `stop`, or all of it."""
-    return "".join(text.partition(stop)[:2]) if stop else text
 
 
 @torch.no_grad()

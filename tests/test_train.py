@@ -354,9 +354,11 @@ def test_training_survives_closed_output_pipes(tiny, monkeypatch):
 
 
 def test_the_other_processes_log_nothing():
+    logger = SilentLogger()
     for name in dir(RunLogger):
         if not name.startswith("_"):
-            assert getattr(SilentLogger(), name)("tag", 1.0, step=3) is None
+            assert getattr(logger, name)("tag", 1.0, step=3) is None
+    assert logger.val.add_scalar("tag", 1.0, step=3) is logger.bar.update() is None
 
 
 def test_a_run_from_other_weights_starts_with_their_loss_and_new_rows_for_new_characters(
@@ -369,6 +371,10 @@ def test_a_run_from_other_weights_starts_with_their_loss_and_new_rows_for_new_ch
     assert summary(Path("same"))["val_loss"] == pytest.approx(before.best_val_loss, rel=1e-6)
     assert train.main([*flags, "--block_size", "12", "--out_dir", "shorter"]) == 0
     assert summary(Path("shorter"))["val_loss"] == pytest.approx(before.best_val_loss, rel=0.2)
+
+    taught = [*flags, "--max_iters", "2", "--teacher_iters", "1", "--out_dir", "taught"]
+    assert train.main(taught) == 0
+    assert equal(checkpoint.load("taught/last.pt").teacher, before.model)
 
     text_file.write_text("~ß" + text, "utf-8")
     capsys.readouterr()

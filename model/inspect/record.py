@@ -68,19 +68,6 @@ def record_attention(model: nn.Module) -> Iterator[list[AttentionCall]]:
 
 
 @torch.no_grad()
-def attention_by_head(model: nn.Module, ids: list[int]) -> Iterator[tuple[str, Tensor]]:
-    """Yield ("block 1, head 1", weights_TS) and so on: what each head looks at in a text.
-
-    `model` is in eval mode.
-    """
-    with record_attention(model) as calls:
-        model(torch.tensor([ids], device=next(model.parameters()).device))
-    for call in calls:
-        for head, weights_TS in enumerate(call.weights_BHTS[0].float().cpu(), start=1):
-            yield f"block {call.block}, head {head}", weights_TS
-
-
-@torch.no_grad()
 def residual_stream(model: nn.Module, ids_BT: Tensor) -> tuple[list[Tensor], list[Tensor]]:
     """The vectors x_BTC before the first and after each block, and what the head makes of each.
 

@@ -6,7 +6,6 @@ import math
 import os
 import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from typing import TextIO
 
@@ -88,11 +87,10 @@ def catch_signals() -> Iterator[list[int]]:
         caught.append(number)
         signal.signal(number, before[number])
 
-    if threading.current_thread() is threading.main_thread():
-        for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-            number = getattr(signal, name, None)  # Windows has no SIGHUP
-            if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
-                before[number] = signal.signal(number, handle)
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)  # Windows has no SIGHUP
+        if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
+            before[number] = signal.signal(number, handle)
     try:
         yield caught
     finally:

@@ -5,12 +5,10 @@ import shlex
 import shutil
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from textwrap import indent
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
@@ -21,17 +19,21 @@ from model.run.files import atomic_write
 
 
 class SilentLogger:
-    """Takes the place of RunLogger where nothing is written: every method does nothing."""
+    """Takes the place of RunLogger where nothing is written: whatever is called does nothing."""
 
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        return lambda *args, **options: None
+    def __getattr__(self, name: str) -> "SilentLogger":
+        return self
+
+    def __call__(self, *args: Any, **options: Any) -> None:
+        pass
 
 
 class RunLogger:
     """Writes the curves, pictures and summary of a run; shows the progress bar.
 
-    Close it at the end. What is logged goes to TensorBoard under its tag, `split` ("train" or
-    "val") names the curve. TensorBoard groups tags by what stands before their first slash.
+    `train` and `val` are TensorBoard's writers; a tag in both is one chart with two curves.
+    TensorBoard groups tags by what stands before their first slash. `bar` is the progress bar.
+    Close the logger at the end.
     """
 
     def __init__(
@@ -46,43 +48,24 @@ class RunLogger:
                 file.write(config_toml.encode())
         threading.excepthook = _ignore_disk_errors
         # purge_step drops what a killed run logged after its last checkpoint.
-        self.writers = {
-            split: SummaryWriter(str(run_dir / split), purge_step=step)
-            for split in ("train", "val")
-        }
+        self.train = SummaryWriter(str(run_dir / "train"), purge_step=step)
+        self.val = SummaryWriter(str(run_dir / "val"), purge_step=step)
         # In the HParams tab: the config, and the best loss so far.
         for summary in hparams(config, {"loss_best": 0.0}):
-            self.writers["val"].file_writer.add_summary(summary)
+            self.val.file_writer.add_summary(summary)
         # disable=None: no bar unless on a terminal
         self.bar = tqdm(
             total=max_iters, initial=step, unit="step", dynamic_ncols=True, disable=None
         )
 
-    def log_scalar(self, tag: str, value: float, step: int, split: str = "val") -> None:
-        """Add a point to a curve."""
-        self.writers[split].add_scalar(tag, value, step)
-
-    def log_image(self, tag: str, image_HWC: np.ndarray, step: int, split: str = "val") -> None:
-        """Add an image, height x width x RGB."""
-        self.writers[split].add_image(tag, image_HWC, step, dataformats="HWC")
-
-    def log_text(self, tag: str, text: str, step: int, split: str = "val") -> None:
+    def log_text(self, tag: str, text: str, step: int) -> None:
         """Add a text, shown as it is."""
-        code = indent(text, "    ", lambda line: True)  # in Markdown
-        self.writers[split].add_text(tag, code, step)
+        self.val.add_text(tag, indent(text, "    ", lambda line: True), step)  # code in Markdown
 
     def log_embedding(self, tag: str, weight_VC: Tensor, labels: list[str]) -> None:
         """Show an embedding in the Projector, in place of an earlier one."""
         shutil.rmtree(self.run_dir / "val" / "00000", ignore_errors=True)
-        self.writers["val"].add_embedding(weight_VC, labels, tag=tag)
-
-    def advance(self) -> None:
-        """Move the progress bar on by a step."""
-        self.bar.update()
-
-    def describe_progress(self, text: str) -> None:
-        """Show `text` beside the progress bar."""
-        self.bar.set_postfix_str(text, refresh=False)
+        self.val.add_embedding(weight_VC, labels, tag=tag)
 
     def print(self, text: str) -> None:
         """Print to standard error, above the progress bar."""
@@ -91,8 +74,8 @@ class RunLogger:
 
     def flush(self) -> None:
         """Write all that was logged to files."""
-        for writer in self.writers.values():
-            writer.flush()
+        self.train.flush()
+        self.val.flush()
 
     def write_summary(self, summary: dict[str, Any], finished: bool) -> None:
         """Write summary.json; print the result and the commands to go on with."""
@@ -134,8 +117,8 @@ class RunLogger:
     def close(self) -> None:
         """Close the progress bar and write all that was logged."""
         self.bar.close()
-        for writer in self.writers.values():
-            writer.close()
+        self.train.close()
+        self.val.close()
 
 
 def _ignore_disk_errors(failure: threading.ExceptHookArgs) -> None:

@@ -144,7 +144,6 @@ def test_a_preset_holds_only_valid_values_that_differ_from_the_defaults(path):
         ("--n_layer", "", "--n_layer"),
         ("--encoding=base64", "", "base64"),
         ("--teacher_iters=9", "max_iters = 9", "teacher_iters is 9, and max_iters 9"),
-        ("--teacher_iters=9", 'init_from = "runs/one"', "--init_from, or add --teacher_iters 0"),
         ("--minutes=2", "", "minutes cannot be combined with p.toml"),
         ("--seed=1", "minutes = 2", "minutes cannot be combined with p.toml"),
         ("--seed=1", "n_layr = 3", "'n_layr'. Did you mean n_layer?"),

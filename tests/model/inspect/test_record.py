@@ -7,7 +7,7 @@ import torch
 
 from model import attention
 from model.attention import attend, attention_weights
-from model.inspect.record import attention_by_head, record_attention, residual_stream
+from model.inspect.record import record_attention, residual_stream
 from tests.model.test_networks import NETWORKS, random_gpt, random_ids
 
 
@@ -47,15 +47,17 @@ def test_recording_leaves_no_trace_also_after_an_error(monkeypatch, error):
     assert torch.equal(torch.get_rng_state(), random_state)
 
 
-def test_blocks_and_heads_are_numbered_from_1():
+def test_what_is_recorded_belongs_to_its_block_and_head():
     model = random_gpt()
     model.blocks[0].attention.forward = lambda x_BTC, *args: x_BTC  # it looks at nothing
     model.blocks[1].attention.query.weight.data[8:] = 0  # its second head looks at all alike
     flat_TT = torch.ones(6, 6).tril() / torch.arange(1, 7)[:, None]
-    weights = dict(attention_by_head(model, random_ids(1, 6)[0].tolist()))
-    assert list(weights) == [f"block {block}, head {head}" for block in (2, 3) for head in (1, 2)]
-    for name, weights_TT in weights.items():
-        assert torch.allclose(weights_TT, flat_TT) == (name == "block 2, head 2")
+    with record_attention(model) as calls:
+        model(random_ids(1, 6))
+    assert [call.block for call in calls] == [2, 3]
+    for call in calls:
+        is_flat = [torch.allclose(w_TT.float(), flat_TT) for w_TT in call.weights_BHTS[0]]
+        assert is_flat == [False, call.block == 2]
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2], [0, 0, 0]], ids=["three blocks", "one three times"])
