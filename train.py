@@ -134,7 +134,6 @@ def train(
     # State
     if start.model:
         checkpoint.restore(start, model, optimizers, scaler)
-    new_chars = vocab[len(start.vocab) :]
     config = replace(config, run=replace(run_config, out_dir=None))  # chosen anew if repeated
     state = replace(start, config=to_dict(config), vocab=vocab, data_sha256=corpus.text.sha256)
     state.run_id = start.run_id or uuid.uuid4().hex
@@ -177,10 +176,10 @@ def train(
         if run_dir is not None:
             print_header(config, corpus, machine, n_params, run_dir)
             if start.model and not start.is_resumed:
+                new_chars = " ".join(map(repr, vocab[len(start.vocab) :])) or "none"
                 print_line(
                     f"start   {run_config.init_from}\n"
-                    f"        characters that it has never seen: "
-                    f"{' '.join(map(repr, new_chars)) or 'none'}",
+                    f"        characters that it has never seen: {new_chars}",
                     sys.stdout,
                 )
         # Compiled networks only train; evaluation, saving and sampling use `model`.

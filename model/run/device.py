@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from model.run.errors import UserError, print_line
 from model.run.processes import Processes
 
+print_once = functools.cache(print_line)  # trial runs and a teacher are compiled, too
+
 
 @dataclass(frozen=True)
 class DeviceConfig:
@@ -107,7 +109,7 @@ class Machine:
                 logits_BTV.sum().backward()
         except Exception as error:  # the compiler raises exceptions of many types
             problem = str(error).strip().partition("\n")[0][:200]
-            print_line(f"warning: training goes on without torch.compile: {problem}", sys.stderr)
+            print_once(f"warning: training goes on without torch.compile: {problem}", sys.stderr)
             return network
         return compiled
 

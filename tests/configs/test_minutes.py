@@ -170,10 +170,18 @@ def test_two_processes_finish_a_run_with_minutes(text_file):
         assert process.returncode == 0, output + errors
 
 
-@pytest.mark.parametrize("step", [5, minutes.FIRST_STEPS - 1])
+@pytest.mark.parametrize("step", [5, minutes.FIRST_STEPS - 1, None])
 def test_a_signal_while_the_machine_is_measured_ends_the_run_and_leaves_no_folder(
     tiny, monkeypatch, step
 ):
-    at_steps(monkeypatch, [step], lambda _: signal.raise_signal(signal.SIGTERM))
+    """In a step, or in the evaluation at the end."""
+
+    def receive(*_) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+    if step is None:
+        monkeypatch.setattr(train, "log_pictures", receive)
+    else:
+        at_steps(monkeypatch, [step], receive)
     assert tiny("--minutes=0.05 --out_dir=run") == 128 + signal.SIGTERM
     assert not Path("run").exists()
