@@ -86,9 +86,11 @@ def choose_config(
             "this machine. Use more --minutes."
         )
         # A few steps of the default network, or of a smaller one that is given, tell how large a
-        # network fits. The first evaluation of a process takes longer than others; it is made here.
+        # network fits, without compilation. The first evaluation of a process takes longer than
+        # others; it is made here.
         default = to_dict(TrainConfig())
         small = {k: given[k] for k in given if k not in SIZE_KEYS or given[k] <= default[k]}
+        small["compile"] = "off"
         steps = 2 if start else FIRST_STEPS  # the network of `start` may be large
         speed, _, rest = measure(run_trial, load(small, budget.flops), steps, processes)
         on_cpu = choose_device(config.system.device).type == "cpu"
@@ -96,7 +98,10 @@ def choose_config(
             given.setdefault("compile", "on")
         config = load(given, speed * 60 * minutes)
 
-        # A part of the run with the network that was chosen tells how many steps fit.
+        # A part of the run with the network that was chosen tells how many steps fit. It
+        # is compiled before: a process compiles a network only once.
+        if on_gpu or config.system.compile == "on":
+            measure(run_trial, config, 2, processes)
         values = to_dict(config)
         step_seconds = step_flops(values) / speed
         run_steps = min(values["max_iters"], 60 * minutes / step_seconds)

@@ -30,6 +30,7 @@ class SimulatedMachine:
     def __init__(self, speed: float, startup: float, evaluation: float) -> None:
         self.speed, self.startup, self.evaluation = speed, startup, evaluation
         self.first_evaluation = 0.7  # seconds that the first one takes longer
+        self.compilation = 60.0  # the same
         self.now = 3.0  # seconds that the imports took
 
     def train(self, config) -> Checkpoint:
@@ -39,6 +40,9 @@ class SimulatedMachine:
         state.eval_seconds = math.ceil(steps / interval) * self.evaluation + self.first_evaluation
         self.first_evaluation = 0.0
         self.now += self.startup + state.train_seconds + state.eval_seconds
+        if config.system.compile == "on":
+            self.now += self.compilation
+            self.compilation = 0.0
         return state
 
     def choose(
@@ -106,6 +110,14 @@ def test_a_run_whose_evaluations_take_most_of_the_time_is_not_refused():
     config = machine.choose(10**6, "--minutes=0.465")
     machine.train(config)
     assert config.optim.max_iters >= 90 and machine.now <= 60 * 0.465
+
+
+def test_a_network_that_was_compiled_in_a_trial_run_takes_no_time_to_compile_in_the_run():
+    machine = SimulatedMachine(1e12, 0.5, 0.1)
+    config = machine.choose(10**8, "--minutes=6")
+    assert config.system.compile == "on"
+    machine.train(config)
+    assert machine.now == pytest.approx(360, rel=0.03)
 
 
 def test_a_run_that_has_time_for_less_than_ten_steps_is_refused():
