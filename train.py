@@ -81,7 +81,10 @@ def main(argv: list[str]) -> int:
 def find_start(
     command: Command, processes: Processes, stack: ExitStack
 ) -> tuple[Checkpoint, TrainConfig, Path | None]:
-    """The state to begin with, the config, and the main process's run directory, locked."""
+    """The state to begin with, the config, and the main process's run directory, locked.
+
+    The config of a run without a preset is for Tiny Shakespeare, until its text is known.
+    """
     if command.resume is not None:
         path = checkpoint.resolve(command.resume, "last")
         if processes.is_main and path.parent.is_dir():
@@ -110,8 +113,8 @@ def train(
 ) -> Checkpoint:
     """Train from `start` to the end, and return the last state.
 
-    The main process writes to `run_dir`; the others, and a trial run, have none. After signal n, a
-    state is saved, and the program exits with status 128 + n.
+    The main process writes to `run_dir`; the others, and a trial run, have none. After signal n,
+    the state is saved there, and the program exits with status 128 + n.
     """
     # ------------------------------------------------------------------------------- Preparation
     model_config, optim_config, run_config = config.model, config.optim, config.run
@@ -143,7 +146,7 @@ def train(
             run_dir, state.config, to_toml(config), state.step, optim_config.max_iters
         )
 
-    def micro_batches(step: int) -> Iterator[list[Tensor]]:
+    def micro_batches(step: int) -> Iterator[tuple[Tensor, Tensor]]:
         """This process's x_BT and y_BT of a step, in gradient_accumulation_steps parts."""
         batch = corpus.batch(block_size, batch_size, run_config.seed, step, rows)
         x_BT, y_BT = machine.to_device(*batch)
@@ -351,11 +354,12 @@ def summarize(state: Checkpoint, corpus: Corpus, machine: Machine, n_params: int
 def training_loss(
     logits_BTV: Tensor, y_BT: Tensor, temperature: float, taught_BTV: Tensor | None = None
 ) -> Tensor:
-    """Mean loss in nats per character, with a teacher's logits `taught_BTV` in equal parts of both.
+    """Mean loss in nats per character.
 
-    A temperature below 1 sharpens the predictions in training only. Evaluation and sampling are
-    then less confident, as they should be after many epochs. (Guo et al. 2017, "On calibration",
-    fit a temperature after training.)
+    With a teacher's logits `taught_BTV`, it is the average of the losses against the text and
+    against the teacher's predictions. A temperature below 1 sharpens the predictions in training
+    only. Evaluation and sampling are then less confident, as they should be after many epochs. (Guo
+    et al. 2017, "On calibration", fit a temperature after training.)
     """
     logits_BTV = logits_BTV / temperature
     loss = cross_entropy(logits_BTV, y_BT)
@@ -414,7 +418,7 @@ def log_pictures(logger: RunLogger, model: nn.Module, corpus: Corpus, step: int)
 
 
 def log_embedding(logger: RunLogger, model: nn.Module, vocab: str) -> None:
-    """Show the first table with a row for each character (there may be as many positions)."""
+    """Show the characters' table, the first with as many rows (that of positions may have, too)."""
     labels = [char if char.isprintable() and char != " " else repr(char) for char in vocab]
     for name, layer in model.named_modules():
         if isinstance(layer, nn.Embedding) and layer.num_embeddings == len(vocab):

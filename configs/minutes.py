@@ -12,13 +12,13 @@ from configs.schema import to_dict
 from configs.training import Command, TrainConfig, load_config
 from data.corpus import Corpus
 from model.checkpoint import Checkpoint
-from model.run.device import choose_device, is_cuda
+from model.run.device import choose_device, is_compiled, is_cuda
 from model.run.errors import UserError, print_line
 from model.run.processes import Processes
 
-FIRST_STEPS = 10  # of the first trial run
+FIRST_STEPS = 10  # of the first trial run; 2 with --init_from
 FEWEST_STEPS = 10  # of a run
-TRIAL_SHARE = 1 / 25  # of the run, for the second trial run
+TRIAL_SHARE = 1 / 25  # of the run, for the trial run that tells how many steps fit
 COMPILE_MINUTES = 6  # on a CPU, compiling pays in runs of at least so long
 # The first trial run ignores these flags where they are above the default, so that it is short.
 SIZE_KEYS = ("n_layer", "n_head", "n_embd", "block_size", "batch_size")
@@ -83,7 +83,7 @@ def choose_config(
     if minutes:
         too_short = UserError(
             f"minutes is {minutes:g}, which is too little time for this text and these flags on "
-            "this machine. Use more --minutes."
+            "this machine. Use more --minutes, or --compile off."
         )
         # A few steps of the default network, or of a smaller one that is given, tell how large a
         # network fits, without compilation. The first evaluation of a process takes longer than
@@ -93,23 +93,26 @@ def choose_config(
         small["compile"] = "off"
         steps = 2 if start else FIRST_STEPS  # the network of `start` may be large
         speed, _, rest = measure(run_trial, load(small, budget.flops), steps, processes)
-        on_cpu = choose_device(config.system.device).type == "cpu"
-        if on_cpu and minutes >= COMPILE_MINUTES:
-            given.setdefault("compile", "on")
+        device = choose_device(config.system.device)
+        is_auto = given.get("compile", "auto") == "auto"
+        if is_auto and device.type == "cpu" and minutes >= COMPILE_MINUTES:
+            given["compile"] = "on"
         config = load(given, speed * 60 * minutes)
 
-        # A part of the run with the network that was chosen tells how many steps fit. It
-        # is compiled before: a process compiles a network only once.
-        if on_gpu or config.system.compile == "on":
-            measure(run_trial, config, 2, processes)
+        # A part of the run with the network that was chosen tells how many steps fit. Two steps
+        # before them compile that network: a process compiles it only once.
         values = to_dict(config)
         step_seconds = step_flops(values) / speed
         run_steps = min(values["max_iters"], 60 * minutes / step_seconds)
         steps = max(2, round(TRIAL_SHARE * run_steps))
         if rest + steps * step_seconds > time_left():
             raise too_short
+        if is_compiled(config.system.compile, device):
+            measure(run_trial, config, 2, processes)
         speed, evaluation_seconds, rest = measure(run_trial, config, steps, processes)
         given |= {key: values[key] for key in MEASURED_KEYS}
+        if not config.optim.teacher_iters:
+            given["teacher_iters"] = 0  # its steps would be slower than those that were measured
         seconds = max(0.0, time_left() - rest)
         flops = speed * seconds
         for _ in range(200):  # evaluations take time, too; a shorter run may have fewer of them

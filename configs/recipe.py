@@ -41,8 +41,8 @@ def block_parameters(n_layer: int, n_embd: int) -> int:
 def step_flops(values: dict[str, Any]) -> float:
     """Floating-point operations of one training step, in the matrices of the blocks.
 
-    6 for each parameter and character, those of quill. For other networks it is only a measure:
-    --minutes measures the speed of a network in the same unit.
+    6 for each character and parameter of quill. Another network is counted as if it were quill:
+    --minutes measures its speed in the same unit.
     """
     chars = values["batch_size"] * values["block_size"]
     return 6 * block_parameters(values["n_layer"], values["n_embd"]) * chars
@@ -116,7 +116,7 @@ def recipe(budget: Budget, given: dict[str, Any]) -> dict[str, Any]:
     factor = 2 if values["teacher_iters"] else min(max(batch_size / 8, 1), 2)
     choose("learning_rate", 7e-3 * factor)
 
-    # 2 to 10 evaluations, which take about a fifteenth of the training time.
+    # As many evaluations as take about a fifteenth of the training time, but 2 to 10.
     evaluations = round(0.2 * max_iters * chars_per_step / budget.eval_chars)
     choose("eval_interval", math.ceil(max_iters / min(max(evaluations, 2), 10)))
     return values
@@ -128,7 +128,7 @@ def explain(budget: Budget, values: dict[str, Any], speed: float = 0.0) -> str:
     measured = f", {speed:.1e} a second on this machine" if speed else ""
     note = ""
     ends_early = budget.flops > useful_flops(budget) or run_flops(values) < 0.9 * budget.flops
-    if ends_early and chars > 0.7 * most_chars(budget):
+    if ends_early and 0.7 < chars / most_chars(budget) <= 1:
         note = " (reading it more often would not help)"
     elif values["max_iters"] < 100 and run_flops(values) > budget.flops / 2:
         note = " (few steps: more with --minutes or --max_iters)"

@@ -39,7 +39,8 @@ class CompileConfig(DeviceConfig):
     """What to train on."""
 
     compile: Annotated[
-        Literal["auto", "on", "off", "True", "False"], "torch.compile; auto: on CUDA only"
+        Literal["auto", "on", "off", "True", "False"],
+        "torch.compile; auto: on CUDA, and on a CPU with --minutes of 6 or more",
     ] = "auto"
 
 

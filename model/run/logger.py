@@ -50,7 +50,7 @@ class RunLogger:
         # purge_step drops what a killed run logged after its last checkpoint.
         self.train = SummaryWriter(str(run_dir / "train"), purge_step=step)
         self.val = SummaryWriter(str(run_dir / "val"), purge_step=step)
-        # In the HParams tab: the config, and the best loss so far.
+        # In the HParams tab: the config, and the curve of this tag (0.0 is a placeholder).
         for summary in hparams(config, {"loss_best": 0.0}):
             self.val.file_writer.add_summary(summary)
         # disable=None: no bar unless on a terminal

@@ -30,7 +30,7 @@ class SimulatedMachine:
     def __init__(self, speed: float, startup: float, evaluation: float) -> None:
         self.speed, self.startup, self.evaluation = speed, startup, evaluation
         self.first_evaluation = 0.7  # seconds that the first one takes longer
-        self.compilation = 60.0  # the same
+        self.compilation = 60.0  # seconds that the first one takes
         self.now = 3.0  # seconds that the imports took
 
     def train(self, config) -> Checkpoint:
@@ -40,7 +40,7 @@ class SimulatedMachine:
         state.eval_seconds = math.ceil(steps / interval) * self.evaluation + self.first_evaluation
         self.first_evaluation = 0.0
         self.now += self.startup + state.train_seconds + state.eval_seconds
-        if config.system.compile == "on":
+        if config.system.compile in ("on", "True"):
             self.now += self.compilation
             self.compilation = 0.0
         return state
@@ -88,6 +88,7 @@ def test_a_run_takes_the_minutes_that_were_asked_for(
             "eval_interval": st.integers(1, 10**6),
             "batch_size": st.integers(1, 10_000),
             "n_layer": st.integers(1, 100),
+            "compile": st.sampled_from(["on", "True", "off"]),
         },
     ),
 )
@@ -98,7 +99,7 @@ def test_no_run_takes_longer_than_the_minutes_that_were_asked_for(asked, evaluat
         config = machine.choose(100_000, f"--minutes={asked}", *flags)
     except UserError as error:
         assert "too little time" in str(error)
-        trial_runs = 3.0 + 2 * (machine.startup + evaluation + 1)
+        trial_runs = 3.0 + 3 * (machine.startup + evaluation + 1) + 60  # and a compilation
         assert machine.now <= 60 * asked + trial_runs
     else:
         machine.train(config)
@@ -112,12 +113,35 @@ def test_a_run_whose_evaluations_take_most_of_the_time_is_not_refused():
     assert config.optim.max_iters >= 90 and machine.now <= 60 * 0.465
 
 
-def test_a_network_that_was_compiled_in_a_trial_run_takes_no_time_to_compile_in_the_run():
+@pytest.mark.parametrize("flags", [[], ["--compile=True"], ["--compile=auto"]])
+def test_a_network_that_was_compiled_in_a_trial_run_takes_no_time_to_compile_in_the_run(flags):
     machine = SimulatedMachine(1e12, 0.5, 0.1)
-    config = machine.choose(10**8, "--minutes=6")
-    assert config.system.compile == "on"
+    config = machine.choose(10**8, "--minutes=6", *flags)
+    assert config.system.compile in ("on", "True")
     machine.train(config)
     assert machine.now == pytest.approx(360, rel=0.03)
+
+
+def test_a_network_that_is_too_large_for_the_time_is_not_compiled():
+    machine = SimulatedMachine(1e12, 0.5, 0.1)
+    with pytest.raises(UserError, match="too little time"):
+        machine.choose(10**8, "--minutes=6", "--n_layer=100", "--n_embd=1024", "--batch_size=512")
+    assert machine.now < 30
+
+
+def test_a_run_has_no_teacher_that_was_not_measured():
+    """The first trial run is not compiled; the second finds time to read the text more often."""
+
+    class FasterIfCompiled(SimulatedMachine):
+        def train(self, config) -> Checkpoint:
+            self.speed = 2e11 if config.system.compile == "on" else 1e11
+            teachers.append(config.optim.teacher_iters > 0)
+            return super().train(config)
+
+    for train_chars in range(500_000, 5_000_000, 250_000):
+        teachers = []
+        config = FasterIfCompiled(1e11, 0.5, 0.1).choose(train_chars, "--minutes=10")
+        assert config.optim.teacher_iters == 0 or teachers[-1]
 
 
 def test_a_run_that_has_time_for_less_than_ten_steps_is_refused():
