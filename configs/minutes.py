@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from configs.recipe import DEFAULT_FLOPS, GPU_FLOPS, Budget, explain, run_flops, step_flops
+from configs.recipe import DEFAULT_FLOPS, GPU_FLOPS, Budget, explain, run_flops
 from configs.schema import to_dict
 from configs.training import Command, TrainConfig, load_config
 from data.corpus import Corpus
@@ -92,7 +92,7 @@ def choose_config(
         small = {k: given[k] for k in given if k not in SIZE_KEYS or given[k] <= default[k]}
         small["compile"] = "off"
         steps = 2 if start else FIRST_STEPS  # the network of `start` may be large
-        speed, _, rest = measure(run_trial, load(small, budget.flops), steps, processes)
+        speed, _, _ = measure(run_trial, load(small, budget.flops), steps, processes)
         device = choose_device(config.system.device)
         is_auto = given.get("compile", "auto") == "auto"
         if is_auto and device.type == "cpu" and minutes >= COMPILE_MINUTES:
@@ -102,14 +102,13 @@ def choose_config(
         # A part of the run with the network that was chosen tells how many steps fit. Two steps
         # before them compile that network: a process compiles it only once.
         values = to_dict(config)
-        step_seconds = step_flops(values) / speed
+        step_seconds = run_flops(values) / values["max_iters"] / speed
         run_steps = min(values["max_iters"], 60 * minutes / step_seconds)
         steps = max(2, round(TRIAL_SHARE * run_steps))
-        if rest + steps * step_seconds > time_left():
-            raise too_short
-        if is_compiled(config.system.compile, device):
-            measure(run_trial, config, 2, processes)
-        speed, evaluation_seconds, rest = measure(run_trial, config, steps, processes)
+        for trial_steps in [2, steps] if is_compiled(config.system.compile, device) else [steps]:
+            if steps * step_seconds > time_left():
+                raise too_short
+            speed, evaluation_seconds, rest = measure(run_trial, config, trial_steps, processes)
         given |= {key: values[key] for key in MEASURED_KEYS}
         if not config.optim.teacher_iters:
             given["teacher_iters"] = 0  # its steps would be slower than those that were measured
