@@ -255,17 +255,19 @@ def train(
             step_start = time.perf_counter()
             lr = learning_rate(step, optim_config)
             seed_all(run_config.seed, step, processes.rank)  # for dropout
+            is_logged = step % run_config.log_interval == 0
             step_loss = torch.zeros((), device=machine.device)
             for i, (x_BT, y_BT) in enumerate(micro_batches(step), start=1):
                 training_model.require_backward_grad_sync = i == accumulation_steps
                 with machine.autocast():
                     taught_BTV = teacher_logits(x_BT) if state.teacher else None
+                    logits_BTV = training_logits(x_BT)
                     loss = training_loss(
-                        training_logits(x_BT), y_BT, optim_config.train_temperature, taught_BTV
+                        logits_BTV, y_BT, optim_config.train_temperature, taught_BTV
                     )
-                    loss = loss / accumulation_steps
-                scaler.scale(loss).backward()
-                step_loss += loss.detach()
+                scaler.scale(loss / accumulation_steps).backward()
+                if is_logged:  # without temperature and teacher, like the validation loss
+                    step_loss += cross_entropy(logits_BTV.detach(), y_BT) / accumulation_steps
 
             # Clip the gradients, update the weights
             for optimizer in optimizers:
@@ -282,7 +284,7 @@ def train(
             model.zero_grad()
 
             # Log. Reading a value waits for the device, so this belongs to the time of the step.
-            if step % run_config.log_interval == 0:
+            if is_logged:
                 mean_loss = processes.sum(step_loss.item()) / processes.world_size
                 require_finite("training loss", mean_loss, step)
                 # float16 gradients may overflow: GradScaler skips the step and halves its scale.

@@ -92,7 +92,8 @@ def choose_config(
         small = {k: given[k] for k in given if k not in SIZE_KEYS or given[k] <= default[k]}
         small["compile"] = "off"
         steps = 2 if start else FIRST_STEPS  # the network of `start` may be large
-        speed, _, _ = measure(run_trial, load(small, budget.flops), steps, processes)
+        for _ in range(2 if on_gpu else 1):  # a GPU loads its kernels in its first steps
+            speed, _, _ = measure(run_trial, load(small, budget.flops), steps, processes)
         device = choose_device(config.system.device)
         is_auto = given.get("compile", "auto") == "auto"
         if is_auto and device.type == "cpu" and minutes >= COMPILE_MINUTES:

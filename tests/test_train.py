@@ -133,14 +133,16 @@ def test_training_equals_a_plain_loop(
         if step in (0, teacher_iters):
             velocities = [torch.zeros_like(parameter) for parameter in model.parameters()]
         x_BT, y_BT = corpus.batch(16, 4, seed=1337, step=step, rows=slice(4))
-        log_probs_NV = (model(x_BT).flatten(0, 1) / temperature).log_softmax(-1)
+        logits_NV = model(x_BT).flatten(0, 1)
+        logged_loss = F.cross_entropy(logits_NV, y_BT.flatten())  # as in evaluation
+        log_probs_NV = (logits_NV / temperature).log_softmax(-1)
         loss = F.nll_loss(log_probs_NV, y_BT.flatten())
         if teacher:
             probs_NV = teacher(x_BT).flatten(0, 1).softmax(-1).detach()
             loss = (loss - (probs_NV * log_probs_NV).sum(-1).mean()) / 2
         gradients = torch.autograd.grad(loss, list(model.parameters()))
         norm = torch.cat([gradient.flatten() for gradient in gradients]).norm().item()
-        expected.append((loss.item(), norm, lr))
+        expected.append((logged_loss.item(), norm, lr))
         with torch.no_grad():
             clip_factor = min(1, grad_clip / norm) if grad_clip else 1
             triples = zip(model.parameters(), velocities, gradients, strict=True)

@@ -151,8 +151,8 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     if name != "auto":
         return getattr(torch, name)
     if device.type == "cuda":
-        native = torch.cuda.is_bf16_supported(including_emulation=False)
-        return torch.bfloat16 if native else torch.float16
+        is_native = torch.cuda.get_device_capability(device) >= (8, 0)
+        return torch.bfloat16 if is_native else torch.float16
     features = torch.cpu.get_capabilities()
     fast_on_cpu = features.get("avx512_bf16") or features.get("amx_bf16")
     return torch.bfloat16 if device.type == "cpu" and fast_on_cpu else torch.float32

@@ -30,15 +30,16 @@ class SimulatedMachine:
     def __init__(self, speed: float, startup: float, evaluation: float) -> None:
         self.speed, self.startup, self.evaluation = speed, startup, evaluation
         self.first_evaluation = 0.7  # seconds that the first one takes longer
+        self.first_training = 0.0  # also seconds
         self.compilation = 60.0  # seconds that the first one takes
         self.now = 3.0  # seconds that the imports took
 
     def train(self, config) -> Checkpoint:
         steps, interval = config.optim.max_iters, config.run.eval_interval
         state = Checkpoint(step=steps)
-        state.train_seconds = run_flops(to_dict(config)) / self.speed
+        state.train_seconds = run_flops(to_dict(config)) / self.speed + self.first_training
         state.eval_seconds = math.ceil(steps / interval) * self.evaluation + self.first_evaluation
-        self.first_evaluation = 0.0
+        self.first_evaluation = self.first_training = 0.0
         self.now += self.startup + state.train_seconds + state.eval_seconds
         if config.system.compile in ("on", "True"):
             self.now += self.compilation
@@ -120,6 +121,16 @@ def test_a_network_that_was_compiled_in_a_trial_run_takes_no_time_to_compile_in_
     assert config.system.compile in ("on", "True")
     machine.train(config)
     assert machine.now == pytest.approx(360, rel=0.03)
+
+
+def test_a_gpu_whose_first_steps_are_slow_gets_the_same_network(monkeypatch):
+    monkeypatch.setattr(minutes, "is_cuda", lambda _: True)
+    sizes = []
+    for first_training in (0.0, 3.0):
+        machine = SimulatedMachine(1e14, 0.5, 0.1)
+        machine.first_training = first_training
+        sizes.append(machine.choose(10**8, "--minutes=1").model)
+    assert sizes[0] == sizes[1]
 
 
 def test_a_network_that_is_too_large_for_the_time_is_not_compiled():

@@ -37,14 +37,12 @@ def test_a_device_that_does_not_exist_is_refused(name):
 @pytest.mark.parametrize("feature", ["avx2", "avx512_bf16", "amx_bf16"])
 def test_auto_is_the_fastest_native_dtype_and_float32_for_sampling(monkeypatch, feature):
     has_bfloat16 = feature != "avx2"
-
-    def is_bf16_supported(including_emulation=True):
-        return has_bfloat16 or including_emulation
-
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", is_bf16_supported)
+    capabilities = {"cuda": (9, 0), "cuda:1": (7, 5)}  # of two GPUs
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda d: capabilities[str(d)])
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {feature: True}, raising=False)
     assert choose_dtype("auto", CPU) == (torch.bfloat16 if has_bfloat16 else torch.float32)
-    assert choose_dtype("auto", CUDA) == (torch.bfloat16 if has_bfloat16 else torch.float16)
+    assert choose_dtype("auto", CUDA) == torch.bfloat16
+    assert choose_dtype("auto", torch.device("cuda:1")) == torch.float16
     assert choose_dtype("auto", MPS) == torch.float32
     assert device.sampling_machine(DeviceConfig("cpu")).dtype == torch.float32
 
