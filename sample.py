@@ -86,7 +86,7 @@ def read_prompt(config: TextConfig, encoding: str) -> str:
 def sample_texts(
     model: nn.Module, tokenizer: CharTokenizer, prompt: str, config: SampleConfig
 ) -> Iterator[tuple[int, str]]:
-    """All texts in pieces (i, piece of text i), each after the prompt and a separator."""
+    """All texts in pieces (i, piece of text i), each with the prompt, and a separator before it."""
     vocab, stop = tokenizer.vocab, config.text.stop
     start = tokenizer.encode(prompt or start_character(vocab), "the prompt").tolist()
     yield 0, prompt
@@ -164,10 +164,10 @@ def main(argv: list[str]) -> int:
     about = f"{path}, step {saved.step}, on {machine.device}"
     print_line(about, sys.stderr)
     with out_of_memory_hint("Use a smaller --num_samples or a shorter text."):
-        shown = []  # on the attention page: the first text, or the one that is scored
+        shown = ""  # on the attention page: the first text, or the one that is scored
         with machine.autocast():
             if score is not None:
-                shown.append(scored)
+                shown = scored
                 nats = total_nll(model, scored_ids) / (len(scored_ids) - 1)
                 bits = nats / math.log(2)
                 chars = f"{len(scored_ids) - 1:,} characters"
@@ -175,16 +175,15 @@ def main(argv: list[str]) -> int:
             elif config.text.interactive:
                 run_interactive(model, tokenizer, config)
             else:
-                if not prompt:
-                    shown.append(start)
+                shown = "" if prompt else start
                 for i, piece in sample_texts(model, tokenizer, prompt, config):
                     if i == 0:
-                        shown.append(piece)
+                        shown += piece
                     write(piece)
                 if sys.stdout.isatty():
                     write("\n")
         if config.text.attention is not None:
-            ids = tokenizer.encode("".join(shown)).tolist()
+            ids = tokenizer.encode(shown).tolist()
             page = attention_page(model, saved.vocab, ids, about)
             with atomic_write(Path(config.text.attention).resolve()) as file:  # follows links
                 file.write(page.encode("utf-8", "replace"))

@@ -32,7 +32,7 @@ from data.corpus import Corpus, open_corpus
 from model import checkpoint
 from model.checkpoint import Checkpoint
 from model.generate import GenerationConfig, start_character, stream
-from model.inspect.maps import draw_weights
+from model.inspect.maps import MAP_CHARS, draw_weights
 from model.inspect.record import record_attention
 from model.nanogpt import load_nanogpt
 from model.network import make_network
@@ -249,7 +249,7 @@ def train(
                 state.best_val_loss = state.best_step = None
                 seed_all(run_config.seed, step)
                 model.load_state_dict(make_network(model_config, len(vocab)).state_dict())
-                optimizers[:] = make_optimizers(model, optim_config, muon_dtype=machine.dtype)
+                optimizers = make_optimizers(model, optim_config, muon_dtype=machine.dtype)
 
             # Forward and backward pass
             step_start = time.perf_counter()
@@ -407,7 +407,7 @@ def log_pictures(logger: RunLogger, model: nn.Module, corpus: Corpus, step: int)
     if sys.stdout.isatty() and sys.stderr.isatty():
         width = max(0, shutil.get_terminal_size().columns - 6)
         logger.print(f"     {' '.join(sample.split())[:width]}")
-    length = min(model.config.block_size, 256)  # recording keeps length x length weights per head
+    length = min(model.config.block_size, MAP_CHARS)
     x_BT, _ = corpus.gather_examples(np.array([corpus.train_chars]), length)
     with record_attention(model) as calls, torch.no_grad():
         model(x_BT.to(next(model.parameters()).device))
@@ -420,7 +420,7 @@ def log_pictures(logger: RunLogger, model: nn.Module, corpus: Corpus, step: int)
 
 
 def log_embedding(logger: RunLogger, model: nn.Module, vocab: str) -> None:
-    """Show the characters' table, the first with as many rows (that of positions may have, too)."""
+    """Show the table of characters: of those with a row for each, the first one."""
     labels = [char if char.isprintable() and char != " " else repr(char) for char in vocab]
     for name, layer in model.named_modules():
         if isinstance(layer, nn.Embedding) and layer.num_embeddings == len(vocab):

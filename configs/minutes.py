@@ -24,7 +24,7 @@ COMPILE_MINUTES = 6  # on a CPU, compiling pays in runs of at least so long
 SIZE_KEYS = ("n_layer", "n_head", "n_embd", "block_size", "batch_size")
 SIZE_KEYS += ("gradient_accumulation_steps",)
 # What the speed of a step depends on. The run keeps the values that were measured.
-MEASURED_KEYS = ("n_layer", "n_head", "n_embd", "block_size", "batch_size", "dropout")
+MEASURED_KEYS = (*SIZE_KEYS, "dropout")
 
 RunTrial = Callable[[TrainConfig], Checkpoint]  # trains with a config, returns the last state
 

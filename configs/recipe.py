@@ -1,9 +1,9 @@
 """The recipe: the settings that follow from a text's length and the amount of computation.
 
-It was fitted to texts of 30,000 to a million characters in four languages, for what two CPU cores
-compute in one to five minutes, a megabyte also in fifteen (docs/experiments.md, "Which settings for
-which text and time?"). It was not fitted to shorter texts, more time, more than a minute for
-300,000 to 900,000 characters, a GPU, networks other than quill, or contexts other than 256.
+It was fitted on two CPU cores to texts in four languages: 30,000 to 300,000 characters for one to
+five minutes, up to 900,000 for one, a million for one to fifteen (docs/experiments.md, "Which
+settings for which text and time?"). It was not fitted to shorter texts, longer runs, a GPU,
+networks other than quill, or contexts other than 256.
 """
 
 import math
@@ -94,7 +94,8 @@ def recipe(budget: Budget, given: dict[str, Any]) -> dict[str, Any]:
     # For a text that is read often: a teacher, and against overfitting dropout and a temperature.
     chars_per_step = batch_size * values["block_size"]
     steps = min(budget.flops / step_flops(values), most_chars(budget) / chars_per_step)
-    # With the teacher's forward pass, the second network's steps take a third longer.
+    # With the teacher's forward pass, the second network's steps take a third longer. So n steps, t
+    # of them without a teacher, cost as much as t + 4/3 (n - t) = `steps`; here that gives n.
     if teacher_iters := values.get("teacher_iters"):
         steps = max(teacher_iters / TEACHER_SHARE, (3 * steps + teacher_iters) / 4)
     steps = values.get("max_iters", steps)

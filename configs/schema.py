@@ -91,10 +91,9 @@ class ConfigParser(argparse.ArgumentParser):
         """The flag that stands for a line of a preset."""
         if name not in self.keys:
             raise self.unknown_key(name)
-        if isinstance(self._option_string_actions[f"--{name}"], BooleanOptionalAction):
-            switches = {"True": f"--{name}", "False": f"--no-{name}"}
-            return switches.get(text, f"--{name}={text}")
-        return f"--{name}={text}"
+        is_switch = isinstance(self._option_string_actions[f"--{name}"], BooleanOptionalAction)
+        switches = {"True": f"--{name}", "False": f"--no-{name}"} if is_switch else {}
+        return switches.get(text, f"--{name}={text}")
 
 
 def number_type(kind: type, interval: str = "(-inf, inf)") -> Callable[[str], int | float]:

@@ -38,7 +38,7 @@ def open_prepared(files: list[Path], encoding: str) -> PreparedText:
 
     Raises UserError if the files cannot be read or decoded, or change while they are read.
     """
-    path = PREPARED / f"{_cache_key(files, encoding)}.ids"
+    path = _prepared_path(files, encoding)
     with contextlib.suppress(OSError, ValueError, KeyError):  # missing or damaged
         return _load(path)
     PREPARED.mkdir(exist_ok=True)
@@ -46,8 +46,8 @@ def open_prepared(files: list[Path], encoding: str) -> PreparedText:
     return _load(path)
 
 
-def _cache_key(files: list[Path], encoding: str) -> str:
-    """A hash that changes when one of the files, the encoding or the code in SOURCES changes.
+def _prepared_path(files: list[Path], encoding: str) -> Path:
+    """The name changes when one of the files, the encoding or the code in SOURCES changes.
 
     No program can set ctime, so a change is seen even if size and mtime are set back. (On Windows,
     ctime is the time of creation.)
@@ -55,7 +55,7 @@ def _cache_key(files: list[Path], encoding: str) -> str:
     stats = [(str(file.resolve()), file.stat()) for file in files]
     key = [(path, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino) for path, s in stats]
     key += [encoding, *(source.read_bytes() for source in SOURCES)]
-    return hashlib.sha256(repr(key).encode()).hexdigest()
+    return PREPARED / f"{hashlib.sha256(repr(key).encode()).hexdigest()}.ids"
 
 
 def _load(path: Path) -> PreparedText:
@@ -95,7 +95,7 @@ def _prepare(files: list[Path], encoding: str, path: Path) -> None:
             ids_T = id_of_code_point[code_points(text)]
             ids_file.write(ids_T)
             text_digest.update(ids_T)
-        if f"{_cache_key(files, encoding)}.ids" != path.name:
+        if _prepared_path(files, encoding) != path:
             raise UserError(f"{files[0]} changed while it was being read.")
         rest = {"vocab": vocab, "sha256": text_digest.hexdigest()}
         ids_file.write(json.dumps(rest).encode())

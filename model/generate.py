@@ -104,7 +104,7 @@ def make_step_fn(model: nn.Module, batch_size: int) -> StepFn:
 
 
 def generate(
-    make_step_fn: Callable[[int], StepFn],
+    new_step_fn: Callable[[int], StepFn],
     prompt: list[int],
     config: GenerationConfig,
     samples: range,
@@ -116,7 +116,7 @@ def generate(
     """
     B, start = len(samples), len(prompt)
     rngs = [np.random.default_rng([config.seed, i]) for i in samples]
-    step = make_step_fn(B)
+    step = new_step_fn(B)
     text_BT = np.empty((B, start + min(config.max_new_tokens, 1000)), np.int32)
     text_BT[:, :start] = prompt
     new_BT = text_BT[:, :start]
@@ -142,14 +142,14 @@ def stream(
     C sampler writes the other texts in threads while the first is streamed.
     """
     csampler = make_csampler(model)
-    start = csampler.make_step_fn if csampler else partial(make_step_fn, model)
+    new_step_fn = csampler.make_step_fn if csampler else partial(make_step_fn, model)
     others = range(1, config.num_samples)
     group_size = TEXTS if csampler else max(1, len(others))
     groups = [others[i : i + group_size] for i in range(0, len(others), group_size)]
     cancelled = threading.Event()
 
     def write_group(group: range) -> list[tuple[int, str]]:
-        steps = generate(start, prompt, config, group)
+        steps = generate(new_step_fn, prompt, config, group)
         texts = [""] * len(group)
         while (chunk := list(itertools.islice(steps, 64))) and not cancelled.is_set():
             for i, ids_T in enumerate(np.stack(chunk, axis=1)):
@@ -164,7 +164,7 @@ def stream(
     try:
         other_texts = pool.map(write_group, groups) if csampler else map(write_group, groups)
         written = ""
-        for ids_B in generate(start, prompt, config, range(1)):
+        for ids_B in generate(new_step_fn, prompt, config, range(1)):
             written += vocab[ids_B[0]]
             yield 0, written[-1]
             if stop and written.endswith(stop):

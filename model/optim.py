@@ -108,7 +108,7 @@ def make_optimizers(
     matrices, others = [], []
     for name, parameter in model.named_parameters():
         is_matrix = parameter.ndim >= 2
-        if has_muon and is_matrix:
+        if has_muon and is_matrix:  # one row or one column is a vector
             is_matrix = name.startswith("blocks.") and min(parameter.shape[-2:]) > 1
         (matrices if is_matrix else others).append((name, parameter))
     groups, optimizers = [{"params": others, "weight_decay": 0.0}], []

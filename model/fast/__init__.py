@@ -1,1 +1,1 @@
-"""Accelerators of the network. Imports it and model/run; only model/generate.py imports them."""
+"""Accelerators of the network. Imports model/run; only model/generate.py imports them."""

@@ -19,10 +19,9 @@ FONTS = ("DejaVuSans.ttf", "Arial Unicode.ttf", "arial.ttf")
 def draw_weights(weights_TT: Tensor, vocab: str, ids: list[int]) -> np.ndarray:
     """An RGB image of what one head looks at: rows are queries, columns are keys.
 
-    It shows the first MAP_CHARS of the characters `ids`, which stand at both axes. White is 0, dark
-    blue 1; the root makes small weights visible.
+    The characters `ids` stand at both axes. White is 0, dark blue 1; the root makes small weights
+    visible.
     """
-    weights_TT, ids = weights_TT[:MAP_CHARS, :MAP_CHARS], ids[:MAP_CHARS]
     T, font = len(ids), load_font()
     shades_TT = (weights_TT.clamp(0, 1).sqrt() * 255).byte().numpy()
     cells = ImageOps.colorize(Image.fromarray(shades_TT), "white", "#003c8c")

@@ -29,7 +29,7 @@ LEVELS = 32766  # weights are rounded to so many parts; 256 characters take abou
 def attention_page(model: nn.Module, vocab: str, ids: list[int], about: str) -> str:
     """An HTML page, complete in itself, that shows what `model` computed for a text.
 
-    It shows the first MAX_PAGE_CHARS characters, or the block_size that sampling reads at once.
+    It shows the first MAX_PAGE_CHARS characters, and no more than sampling reads at once.
     `model` is in eval mode. Raises RunError if no attention could be recorded.
     """
     reads_on = model.has_proven_cache and model.max_length is None

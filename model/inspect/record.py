@@ -55,16 +55,14 @@ def record_attention(model: nn.Module) -> Iterator[list[AttentionCall]]:
         return out_BHTD
 
     model_hook = model.register_forward_pre_hook(lambda _, args: shapes.append(args[0].shape))
-    different = set(model.blocks)  # one may be used several times
-    hooks = [block.register_forward_pre_hook(lambda *_: blocks.append(1)) for block in different]
-    attention.attend, attention.attention_weights = attend, attention_weights
-    attention.USES_FUSED_KERNEL = False
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(model_hook)
+        for block in set(model.blocks):  # one may be used several times
+            stack.enter_context(block.register_forward_pre_hook(lambda *_: blocks.append(1)))
+        stack.callback(vars(attention).update, originals)
+        attention.attend, attention.attention_weights = attend, attention_weights
+        attention.USES_FUSED_KERNEL = False
         yield calls
-    finally:
-        vars(attention).update(originals)
-        for hook in [model_hook, *hooks]:
-            hook.remove()
 
 
 @torch.no_grad()

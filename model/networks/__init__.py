@@ -1,1 +1,1 @@
-"""One network per file, complete. Imports model.network and model.attention, no other network."""
+"""One network per file, complete. Imports model/, no other network."""

@@ -42,7 +42,7 @@ def report_errors(main: Callable[[list[str]], int]) -> Callable[..., int]:
             sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace", newline="")
         try:
             return main(sys.argv[1:] if argv is None else argv)
-        except SystemExit as done:  # argparse, after --help
+        except SystemExit as done:  # argparse after --help, training after a signal
             return int(done.code or 0)
         except KeyboardInterrupt:
             return 128 + signal.SIGINT

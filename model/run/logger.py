@@ -84,9 +84,9 @@ class RunLogger:
             file.write(json.dumps(summary, indent=2).encode() + b"\n")
         run_dir = shlex.quote(str(self.run_dir))
         step, best_step = summary["iters"], summary["best_iter"]
-        lines, which, more = [], " --which last", ""
+        lines, more = [], ""
+        which = "" if best_step is not None else " --which last"
         if best_step is not None:
-            which = ""
             loss, bits = summary["best_val_loss"], summary["bits_per_char"]
             lines.append(
                 f"best    {loss:.4f} nats per character ({bits:.3f} bits), step {best_step:,}"

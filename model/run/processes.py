@@ -16,7 +16,7 @@ from model.run.errors import RunError, UserError, catch_signals
 class Processes:
     """The processes that torchrun started, or just this one.
 
-    Each computes its share of every batch. Only the main one, rank 0, prints and writes files.
+    Each computes its share of every batch. Only the main one, rank 0, reports and writes files.
     """
 
     def __init__(self) -> None:
@@ -64,9 +64,9 @@ class Processes:
     def wrap(self, model: nn.Module) -> nn.Module:
         """`model` for training: the backward pass averages the gradients over all processes.
 
-        While `require_backward_grad_sync` is False, it only adds them up: so for all but the last
-        part of a batch. (On the model itself, with one process, the attribute does nothing.) A
-        parameter that the loss does not depend on is an error.
+        While `require_backward_grad_sync` is False, as for all parts of a batch but the last, each
+        process only adds up its own. (With one process, the attribute does nothing.) A parameter
+        that the loss does not depend on is an error.
         """
         if self.world_size == 1:
             return model
