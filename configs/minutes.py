@@ -16,10 +16,10 @@ from model.run.device import choose_device, is_compiled, is_cuda
 from model.run.errors import UserError, print_line
 from model.run.processes import Processes
 
-FIRST_STEPS = 10  # of the first trial run; 2 with --init_from
+FIRST_STEPS = 10  # of the first trial run
 FEWEST_STEPS = 10  # of a run
 TRIAL_SHARE = 1 / 25  # of the run, for the trial run that tells how many steps fit
-COMPILE_MINUTES = 6  # on a CPU, compiling pays in runs of at least so long
+COMPILE_SECONDS = 350  # on a CPU, compiling pays in runs of at least so long
 # The first trial run ignores these flags where they are above the default, so that it is short.
 SIZE_KEYS = ("n_layer", "n_head", "n_embd", "block_size", "batch_size")
 SIZE_KEYS += ("gradient_accumulation_steps",)
@@ -88,17 +88,21 @@ def choose_config(
         # A few steps of the default network, or of a smaller one that is given, tell how large a
         # network fits, without compilation. The first evaluation of a process takes longer than
         # others; it is made here.
-        default = to_dict(TrainConfig())
-        small = {k: given[k] for k in given if k not in SIZE_KEYS or given[k] <= default[k]}
+        default, steps = to_dict(TrainConfig()), FIRST_STEPS
+        small = {k: v for k, v in given.items() if k not in SIZE_KEYS or v <= default[k]}
+        if start:  # its network, which may be large, is trained as it will be
+            small, steps = dict(given), 2
         small["compile"] = "off"
-        steps = 2 if start else FIRST_STEPS  # the network of `start` may be large
+        config = load(small, budget.flops)
         for _ in range(2 if on_gpu else 1):  # a GPU loads its kernels in its first steps
-            speed, _, _ = measure(run_trial, load(small, budget.flops), steps, processes)
+            speed, evaluation_seconds, _ = measure(run_trial, config, steps, processes)
+        config = load(given, speed * 60 * minutes)
         device = choose_device(config.system.device)
         is_auto = given.get("compile", "auto") == "auto"
-        if is_auto and device.type == "cpu" and minutes >= COMPILE_MINUTES:
+        run_seconds = run_flops(to_dict(config)) / speed
+        if is_auto and device.type == "cpu" and run_seconds > COMPILE_SECONDS:
             given["compile"] = "on"
-        config = load(given, speed * 60 * minutes)
+            config = load(given, speed * 60 * minutes)
 
         # A part of the run with the network that was chosen tells how many steps fit. Two steps
         # before them compile that network: a process compiles it only once.
@@ -107,7 +111,7 @@ def choose_config(
         run_steps = min(values["max_iters"], 60 * minutes / step_seconds)
         steps = max(2, round(TRIAL_SHARE * run_steps))
         for trial_steps in [2, steps] if is_compiled(config.system.compile, device) else [steps]:
-            if steps * step_seconds > time_left():
+            if evaluation_seconds + steps * step_seconds > time_left():
                 raise too_short
             speed, evaluation_seconds, rest = measure(run_trial, config, trial_steps, processes)
         given |= {key: values[key] for key in MEASURED_KEYS}

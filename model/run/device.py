@@ -76,7 +76,7 @@ class Machine:
         return torch.amp.GradScaler(self.device.type, enabled=self.dtype == torch.float16)
 
     def bind_threads(self) -> None:
-        """Bind each of PyTorch's threads to a CPU of its own, so that other programs slow it less.
+        """On two CPUs, bind each thread to one of its own, so that other programs slow it less.
 
         After each operation all threads wait for the slowest. Beside one busy program, two threads
         that move between two CPUs reach 0.3 of their speed, bound ones half of it. Whatever the
@@ -197,9 +197,11 @@ def sampling_machine(config: DeviceConfig) -> Machine:
 
 @functools.cache  # the threads start only once
 def openmp_threads() -> dict[int, int]:
-    """The native ids of PyTorch's threads, and the CPU for each; the main thread is the first.
+    """The native ids of PyTorch's two threads, and the CPU for each; the main thread is the first.
 
-    Empty, if they are not as many as the CPUs, or if the user sets their number or place.
+    Empty off Linux, or if the user sets their number or place. Empty also on other than two CPUs:
+    of six threads, some end in a matrix product for which oneDNN needs only four, and those that
+    start in their place would share the main thread's CPU.
     """
     chosen = {"OMP_NUM_THREADS", "OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY"}
     if sys.platform != "linux" or chosen & os.environ.keys():
@@ -209,7 +211,7 @@ def openmp_threads() -> dict[int, int]:
     started = set(os.listdir("/proc/self/task")) - before
     threads = threading.get_native_id(), *map(int, started)
     cpus = sorted(os.sched_getaffinity(0))
-    return dict(zip(threads, cpus, strict=True)) if len(threads) == len(cpus) else {}
+    return dict(zip(threads, cpus, strict=True)) if len(threads) == len(cpus) == 2 else {}
 
 
 def keep_freed_memory() -> None:

@@ -47,7 +47,11 @@ class SimulatedMachine:
         return state
 
     def choose(
-        self, train_chars: int, *flags: str, processes: Processes | None = None
+        self,
+        train_chars: int,
+        *flags: str,
+        processes: Processes | None = None,
+        start: dict | None = None,
     ) -> TrainConfig:
         """What choose_config chooses on this machine."""
         with pytest.MonkeyPatch.context() as patch:
@@ -55,7 +59,7 @@ class SimulatedMachine:
             command = parse_train_command(["--device=cpu", *flags])
             corpus = SimpleNamespace(train_chars=train_chars, eval_chars=lambda _: 100_000)
             processes = processes or Processes()
-            return choose_config(command, {}, corpus, processes, 0.0, self.train)
+            return choose_config(command, start or {}, corpus, processes, 0.0, self.train)
 
 
 @given(
@@ -123,6 +127,12 @@ def test_a_network_that_was_compiled_in_a_trial_run_takes_no_time_to_compile_in_
     assert machine.now == pytest.approx(360, rel=0.03)
 
 
+def test_a_run_that_ends_early_is_not_compiled():
+    machine = SimulatedMachine(1e12, 0.5, 0.1)
+    assert machine.choose(30_000, "--minutes=60").system.compile == "auto"  # off, on a CPU
+    assert machine.now < 60
+
+
 def test_a_gpu_whose_first_steps_are_slow_gets_the_same_network(monkeypatch):
     monkeypatch.setattr(minutes, "is_cuda", lambda _: True)
     sizes = []
@@ -131,6 +141,23 @@ def test_a_gpu_whose_first_steps_are_slow_gets_the_same_network(monkeypatch):
         machine.first_training = first_training
         sizes.append(machine.choose(10**8, "--minutes=1").model)
     assert sizes[0] == sizes[1]
+
+
+def test_trial_runs_from_a_checkpoint_keep_all_flags():
+    seen = []
+
+    class Recorder(SimulatedMachine):
+        def train(self, config) -> Checkpoint:
+            seen.append(to_dict(config))
+            return super().train(config)
+
+    given = {"block_size": 300, "batch_size": 64, "gradient_accumulation_steps": 8}
+    flags = [f"--{key}={value}" for key, value in given.items()]
+    start = to_dict(TrainConfig()) | {"block_size": 4096, "n_embd": 768}
+    Recorder(1e12, 0.5, 0.1).choose(10**6, "--init_from=run", "--minutes=1", *flags, start=start)
+    assert len(seen) == 2
+    for values in seen:
+        assert values["n_embd"] == 768 and given.items() <= values.items()
 
 
 def test_a_network_that_is_too_large_for_the_time_is_not_compiled():

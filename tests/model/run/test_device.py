@@ -86,6 +86,9 @@ import torch
 from model.run.device import DeviceConfig, training_machine
 from model.run.processes import Processes
 
+if os.environ["CPUS"]:
+    torch.set_num_threads(int(os.environ["CPUS"]))
+    os.sched_getaffinity = lambda _: set(range(int(os.environ["CPUS"])))
 cpus = sorted(os.sched_getaffinity(0))
 for _ in range(2):  # a trial run, and the run
     machine = training_machine(DeviceConfig("cpu"), Processes())
@@ -97,13 +100,19 @@ print(json.dumps([cpus, torch.get_num_threads(), places]))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux binds threads")
-@pytest.mark.parametrize("variable", ["OMP_NUM_THREADS", "OMP_PROC_BIND", None])
-def test_threads_are_bound_each_to_its_cpu_unless_the_user_places_them(variable):
+@pytest.mark.parametrize(
+    ("variable", "simulated_cpus"),
+    [("OMP_NUM_THREADS", ""), ("OMP_PROC_BIND", ""), (None, ""), (None, "3")],
+)
+def test_two_threads_are_bound_each_to_its_cpu_unless_the_user_places_them(
+    variable, simulated_cpus
+):
     env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-    env |= {"PYTHONPATH": str(ROOT)} | ({variable: "1"} if variable else {})
+    env |= {"PYTHONPATH": str(ROOT), "CPUS": simulated_cpus}
+    env |= {variable: "1"} if variable else {}
     output = subprocess.run([sys.executable, "-c", BIND], env=env, capture_output=True, check=True)
     cpus, n_threads, places = json.loads(output.stdout)
-    is_bound = variable is None and n_threads == len(cpus)
+    is_bound = variable is None and n_threads == len(cpus) == 2
     assert sorted(places) == ([[cpu] for cpu in cpus] if is_bound else [])
 
 
