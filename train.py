@@ -61,8 +61,8 @@ def main(argv: list[str]) -> int:
     with Processes() as processes, ExitStack() as stack:
         start, config, run_dir = find_start(command, processes, stack)
         with out_of_memory_hint(
-            "A smaller --batch_size, --block_size, --n_layer or --n_embd, or a larger "
-            "--gradient_accumulation_steps needs less."
+            "A larger --gradient_accumulation_steps needs less, and in a new run a smaller "
+            "--batch_size, --block_size, --n_layer or --n_embd."
         ):
             with processes.main_first():
                 corpus = open_corpus(config.data, config.model.block_size, start.vocab)
@@ -137,7 +137,7 @@ def train(
     # State
     if start.model:
         checkpoint.restore(start, model, optimizers, scaler)
-    config = replace(config, run=replace(run_config, out_dir=None))  # chosen anew if repeated
+    config = replace(config, run=replace(run_config, out_dir=None))  # a repeated run gets its own
     state = replace(start, config=to_dict(config), vocab=vocab, data_sha256=corpus.text.sha256)
     state.run_id = start.run_id or uuid.uuid4().hex
     logger = SilentLogger()
@@ -185,7 +185,7 @@ def train(
                     f"        characters that it has never seen: {new_chars}",
                     sys.stdout,
                 )
-        # Compiled networks only train; evaluation, saving and sampling use `model`.
+        # Only training steps use compiled networks; evaluation, saving and sampling use `model`.
         training_logits = compiled(training_model)
         teacher_logits = compiled(teacher) if teacher else None
         machine.bind_threads()
@@ -223,14 +223,14 @@ def train(
                 logger.val.add_scalar("loss", val_loss, step)
                 logger.val.add_scalar("loss_best", state.best_val_loss, step)
                 speed = f"{state.chars_per_second:>9,.0f} characters/s"
-                note = "  best so far" if is_best else ""
+                note = "  best so far" if state.best_step == step else ""
                 logger.print(f"step {step:>6}  validation loss {val_loss:.4f} {speed}{note}")
                 end = expect_end(val_loss, step, run_config.eval_interval, optim_config)
                 if end and run_config.init_from is None:
                     logger.print(end)
                 save("last.pt", *(["best.pt"] if is_best else []))
-                if processes.is_main:  # also in a trial run: it belongs to the time
-                    log_pictures(logger, model, corpus, step)
+                if processes.is_main:  # also in a trial run, which measures the time
+                    log_sample_and_maps(logger, model, corpus, step)
                 state.eval_seconds += time.perf_counter() - eval_start
                 patience = run_config.patience * run_config.eval_interval
                 waited = step - max(state.best_step, optim_config.teacher_iters)
@@ -396,7 +396,7 @@ def evaluate(model: nn.Module, corpus: Corpus, machine: Machine) -> float:
     return processes.sum(total) / corpus.eval_chars(model.config.block_size)
 
 
-def log_pictures(logger: RunLogger, model: nn.Module, corpus: Corpus, step: int) -> None:
+def log_sample_and_maps(logger: RunLogger, model: nn.Module, corpus: Corpus, step: int) -> None:
     """What a person looks at after each evaluation: a sampled text, and what each head looks at."""
     vocab = corpus.tokenizer.vocab
     model.eval()
@@ -420,7 +420,7 @@ def log_pictures(logger: RunLogger, model: nn.Module, corpus: Corpus, step: int)
 
 
 def log_embedding(logger: RunLogger, model: nn.Module, vocab: str) -> None:
-    """Show the table of characters: of those with a row for each, the first one."""
+    """Log the table of characters: the first embedding that has a row for each."""
     labels = [char if char.isprintable() and char != " " else repr(char) for char in vocab]
     for name, layer in model.named_modules():
         if isinstance(layer, nn.Embedding) and layer.num_embeddings == len(vocab):

@@ -17,9 +17,9 @@ from model.run.errors import UserError, print_line
 from model.run.processes import Processes
 
 FIRST_STEPS = 10  # of the first trial run
-FEWEST_STEPS = 10  # of a run
+MIN_STEPS = 10  # of a run
 TRIAL_SHARE = 1 / 25  # of the run, for the trial run that tells how many steps fit
-COMPILE_SECONDS = 350  # on a CPU, compiling pays in runs of at least so long
+COMPILE_SECONDS = 350  # on a CPU, compiling pays off in runs of at least this length
 # The first trial run ignores these flags where they are above the default, so that it is short.
 SIZE_KEYS = ("n_layer", "n_head", "n_embd", "block_size", "batch_size")
 SIZE_KEYS += ("gradient_accumulation_steps",)
@@ -50,19 +50,19 @@ def measure(
 
 def choose_config(
     command: Command,
-    start: dict[str, Any],
+    start_config: dict[str, Any],
     corpus: Corpus,
     processes: Processes,
     start_time: float,
     run_trial: RunTrial,
 ) -> TrainConfig:
-    """The flags, and what the recipe chooses for all others; prints that, and why.
+    """The flags, what the recipe chooses around them, and defaults; prints the choice, and why.
 
-    `start` is the config of the checkpoint that the run begins with, or empty. Without --minutes,
+    `start_config` is that of the checkpoint that the run begins with, or empty. Without --minutes,
     the choice is a function of the text's length, the kind of device, and the number of processes.
     Raises UserError if hardly any steps fit into the minutes.
     """
-    config = load_config(command, start)
+    config = load_config(command, start_config)
     on_gpu = is_cuda(config.system.device)
     budget = Budget(
         flops=GPU_FLOPS if on_gpu else DEFAULT_FLOPS,
@@ -75,7 +75,8 @@ def choose_config(
     minutes = given.pop("minutes", 0.0)
 
     def load(given: dict[str, Any], flops: float) -> TrainConfig:
-        return load_config(command._replace(given=given), start, replace(budget, flops=flops))
+        command_given = command._replace(given=given)
+        return load_config(command_given, start_config, replace(budget, flops=flops))
 
     def time_left() -> float:
         return 60 * minutes - processes.max(time.perf_counter() - start_time)
@@ -83,14 +84,14 @@ def choose_config(
     if minutes:
         too_short = UserError(
             f"minutes is {minutes:g}, which is too little time for this text and these flags on "
-            "this machine. Use more --minutes, or --compile off."
+            "this machine. Use more --minutes (if the run is compiled, --compile off may do)."
         )
         # A few steps of the default network, or of a smaller one that is given, tell how large a
         # network fits, without compilation. The first evaluation of a process takes longer than
         # others; it is made here.
         default, steps = to_dict(TrainConfig()), FIRST_STEPS
         small = {k: v for k, v in given.items() if k not in SIZE_KEYS or v <= default[k]}
-        if start:  # its network, which may be large, is trained as it will be
+        if start_config:  # its network, which may be large, is trained as it will be
             small, steps = dict(given), 2
         small["compile"] = "off"
         config = load(small, budget.flops)
@@ -127,8 +128,8 @@ def choose_config(
                 break
             flops *= min(seconds / run_seconds, 0.995)
         # A short text may allow only a few steps, however much time there is.
-        fewest = min(FEWEST_STEPS, load(given, math.inf).optim.max_iters)
-        if run_seconds > seconds or config.optim.max_iters < fewest:
+        min_steps = min(MIN_STEPS, load(given, math.inf).optim.max_iters)
+        if run_seconds > seconds or config.optim.max_iters < min_steps:
             raise too_short
         budget = replace(budget, flops=speed * seconds)
     else:

@@ -1,8 +1,8 @@
 """The recipe: the settings that follow from a text's length and the amount of computation.
 
-It was fitted on two CPU cores to texts in four languages: 30,000 to 300,000 characters for one to
-five minutes, up to 900,000 for one, a million for one to fifteen (docs/experiments.md, "Which
-settings for which text and time?"). It was not fitted to shorter texts, longer runs, a GPU,
+It was fitted on two CPU cores to texts in four languages: 30,000 to 300,000 characters (one to five
+minutes), up to 900,000 (one minute) and a million (one to fifteen minutes; docs/experiments.md,
+"Which settings for which text and time?"). It was not fitted to shorter texts, longer runs, a GPU,
 networks other than quill, or contexts other than 256.
 """
 
@@ -12,13 +12,13 @@ from typing import Any
 
 # Blocks, channels; a head has about 64 of them
 SIZES = ((2, 128), (3, 144), (4, 160), (4, 192), (6, 192), (6, 256), (8, 320), (8, 384), (12, 512))
-LEAST_PARAMETERS = 655_360  # in the blocks of the smallest network
+MIN_PARAMETERS = 655_360  # in the blocks of the smallest network
 DEFAULT_FLOPS = 8.86e12  # of a run without --minutes
 GPU_FLOPS = 1.6e14  # the same on a GPU
-TEACHER_EPOCHS = 6  # a teacher pays if there is time to read the text so often
-MOST_EPOCHS = 24  # a larger network is better than reading the text more often
-MOST_PARAMETERS = 14  # for each training character; a larger network is no better
-NO_OVERFITTING = 17  # epochs √(parameters / characters): above it, dropout and temperature help
+TEACHER_EPOCHS = 6  # a teacher helps if the text is read at least so often
+MAX_EPOCHS = 24  # a larger network is better than reading the text more often
+MAX_PARAMETERS_PER_CHAR = 14  # a larger network is no better
+OVERFITTING_THRESHOLD = 17  # of epochs √(parameters / characters): above it, regularize
 TEACHER_SHARE = 0.39  # part of the steps in which the teacher is trained
 
 
@@ -57,13 +57,13 @@ def run_flops(values: dict[str, Any]) -> float:
 
 def useful_flops(budget: Budget) -> float:
     """`budget.flops`, or fewer on a text so short that more of them give no lower loss."""
-    parameters = max(MOST_PARAMETERS * budget.train_chars, LEAST_PARAMETERS)
-    return min(budget.flops, 6 * parameters * most_chars(budget))
+    parameters = max(MAX_PARAMETERS_PER_CHAR * budget.train_chars, MIN_PARAMETERS)
+    return min(budget.flops, 6 * parameters * max_chars(budget))
 
 
-def most_chars(budget: Budget) -> int:
-    """How many characters to read at most: the text MOST_EPOCHS times, but at least 250,000."""
-    return max(MOST_EPOCHS * budget.train_chars, 250_000)
+def max_chars(budget: Budget) -> int:
+    """How many characters to read at most: the text MAX_EPOCHS times, but at least 250,000."""
+    return max(MAX_EPOCHS * budget.train_chars, 250_000)
 
 
 def recipe(budget: Budget, given: dict[str, Any]) -> dict[str, Any]:
@@ -73,8 +73,8 @@ def recipe(budget: Budget, given: dict[str, Any]) -> dict[str, Any]:
 
     # The network grows with the computation, still more if it would read a short text too often.
     flops = useful_flops(budget)
-    target = LEAST_PARAMETERS * (max(flops, 1.0) / DEFAULT_FLOPS) ** 0.35
-    target = max(target, flops / (6 * most_chars(budget)))
+    target = MIN_PARAMETERS * (max(flops, 1.0) / DEFAULT_FLOPS) ** 0.35
+    target = max(target, flops / (6 * max_chars(budget)))
 
     def difference(size: tuple[int, int]) -> float:
         blocks, channels = values.get("n_layer", size[0]), values.get("n_embd", size[1])
@@ -93,7 +93,7 @@ def recipe(budget: Budget, given: dict[str, Any]) -> dict[str, Any]:
 
     # For a text that is read often: a teacher, and against overfitting dropout and a temperature.
     chars_per_step = batch_size * values["block_size"]
-    steps = min(budget.flops / step_flops(values), most_chars(budget) / chars_per_step)
+    steps = min(budget.flops / step_flops(values), max_chars(budget) / chars_per_step)
     # With the teacher's forward pass, the second network's steps take a third longer. So n steps, t
     # of them without a teacher, cost as much as t + 4/3 (n - t) = `steps`; here that gives n.
     if teacher_iters := values.get("teacher_iters"):
@@ -106,14 +106,14 @@ def recipe(budget: Budget, given: dict[str, Any]) -> dict[str, Any]:
         steps /= 1 + (1 - TEACHER_SHARE) / 3
     max_iters = choose("max_iters", max(1, int(steps)))
     choose("teacher_iters", int(TEACHER_SHARE * max_iters) if has_teacher else 0)
-    # A text is learned by heart the sooner, the more parameters there are for each character.
+    # The more parameters there are for each character, the fewer epochs lead to overfitting.
     parameters = block_parameters(values["n_layer"], n_embd)
     overfitting = epochs * math.sqrt(parameters / budget.train_chars)
-    doublings = math.log2(max(1, overfitting / NO_OVERFITTING))
+    doublings = math.log2(max(1, overfitting / OVERFITTING_THRESHOLD))
     choose("train_temperature", round(max(0.8, 1 - 0.1 * doublings), 2))
     choose("dropout", round(min(0.4, 0.13 * doublings), 1))
     choose("weight_decay", 0.5 if doublings < 1.5 else 1.0)
-    # Larger batches bear a larger learning rate, and so does a teacher.
+    # Larger batches allow a higher learning rate, and so does a teacher.
     factor = 2 if values["teacher_iters"] else min(max(batch_size / 8, 1), 2)
     choose("learning_rate", 7e-3 * factor)
 
@@ -129,7 +129,7 @@ def explain(budget: Budget, values: dict[str, Any], speed: float = 0.0) -> str:
     measured = f", {speed:.1e} a second on this machine" if speed else ""
     note = ""
     ends_early = budget.flops > useful_flops(budget) or run_flops(values) < 0.9 * budget.flops
-    if ends_early and 0.7 < chars / most_chars(budget) <= 1:
+    if ends_early and 0.7 < chars / max_chars(budget) <= 1:
         note = " (reading it more often would not help)"
     elif values["max_iters"] < 100 and run_flops(values) > budget.flops / 2:
         note = " (few steps: more with --minutes or --max_iters)"

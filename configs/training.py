@@ -101,16 +101,17 @@ def parse_train_command(argv: list[str]) -> Command:
 
 
 def load_config(
-    command: Command, start: dict[str, Any], budget: Budget | None = None
+    command: Command, start_config: dict[str, Any], budget: Budget | None = None
 ) -> TrainConfig:
     """The config of a run.
 
-    `start` is the config of the checkpoint that it begins with; it may be empty. A run that is
+    `start_config` is that of the checkpoint that it begins with; it may be empty. A run that is
     resumed takes all keys from there. Another run takes the network's keys (except dropout) where
-    they are not given; keys in FIXED must not differ. Without a preset, the recipe chooses all
-    other keys for `budget` (default: Tiny Shakespeare's). Raises UserError.
+    they are not given; keys in FIXED must not differ. Without a preset, the recipe chooses the keys
+    that depend on `budget` (default: Tiny Shakespeare's). All others have defaults. Raises
+    UserError.
     """
-    given = command.given
+    given, start = command.given, start_config
     if start:
         start = to_dict(make_config(TrainConfig, start))  # also keys that are newer than it
     if start and command.resume is None:

@@ -291,7 +291,7 @@ def test_out_of_memory_names_the_flags_that_save_memory(tiny, trained_run, monke
     monkeypatch.setattr(sample, "stream", exhaust_memory)
     assert tiny("--max_iters=2") == sample.main([str(trained_run)]) == 1
     errors = capsys.readouterr().err
-    assert "error: out of memory. A smaller --batch_size" in errors
+    assert "error: out of memory. A larger --gradient_accumulation_steps" in errors
     assert "error: out of memory. Use a smaller --num_samples" in errors
 
 

@@ -1,6 +1,7 @@
 """Training: each step, evaluations and checkpoints, resuming, what a run directory holds."""
 
 import copy
+import io
 import itertools
 import math
 import os
@@ -334,6 +335,23 @@ def test_the_output_describes_the_run_and_on_a_terminal_shows_samples(
     assert ("\r" in output.err) == err  # a progress bar
     assert output.err.count("     sampled ␛[31mtext") == (2 if out and err else 0)
     assert "\x1b[31m" not in output.out + output.err
+
+
+def test_on_a_terminal_nothing_shares_a_line_with_the_progress_bar(tiny, monkeypatch):
+    screen = io.StringIO()
+    screen.isatty = lambda: True
+    monkeypatch.setattr(sys, "stdout", screen)
+    monkeypatch.setattr(sys, "stderr", screen)
+    assert tiny("--max_iters=4 --eval_interval=2 --out_dir=run") == 0
+    bars = 0
+    for line in screen.getvalue().split("\n"):
+        shown = ""
+        for part in line.split("\r"):  # each overwrites what stands there
+            shown = part + shown[len(part) :]
+        if "%|" in shown:
+            bars += 1
+            assert shown.endswith("]")
+    assert bars == 1
 
 
 @pytest.mark.parametrize("rise", [0.0, 0.2])

@@ -1,4 +1,4 @@
-"""Device, number format, compilation. No other code names mps, bfloat16 or float16."""
+"""Device, number format, compilation. No other code names cuda, mps, bfloat16 or float16."""
 
 import ctypes
 import functools
@@ -38,7 +38,7 @@ class Machine:
     device: torch.device
     dtype: torch.dtype
     processes: Processes = field(default_factory=Processes)
-    threads: dict[int, int] = field(default_factory=dict)  # native id to its CPU, if each has one
+    threads: dict[int, int] = field(default_factory=dict)  # native id to its own CPU, or empty
 
     def __str__(self) -> str:
         """For a person: "cpu (2 threads), bfloat16"."""
@@ -135,7 +135,10 @@ def is_cuda(device_name: str) -> bool:
 
 
 def is_compiled(mode: str, device: torch.device) -> bool:
-    """Whether networks are compiled on this device; with auto, on CUDA only."""
+    """Whether networks are compiled on this device; with auto, on CUDA only.
+
+    (In a long run of --minutes on a CPU, `choose_config` sets it to on.)
+    """
     return mode in ("on", "True") or (mode == "auto" and device.type == "cuda")
 
 
@@ -171,7 +174,7 @@ def training_machine(config: DeviceConfig, processes: Processes) -> Machine:
             raise UserError(f"each process needs a GPU. Start at most {count} per machine.")
         device = torch.device("cuda", processes.local_rank)
         torch.cuda.set_device(device)
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS needs it
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # makes cuBLAS deterministic
     # Otherwise the embedding's backward pass on a CPU adds up in a different order each time.
     # (torch.use_deterministic_algorithms does the same, and imports the compiler, which takes 1 s.)
     torch.set_deterministic_debug_mode("error")

@@ -9,6 +9,8 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import TextIO
 
+from tqdm import tqdm
+
 # A corpus may hold escape sequences that would take over a terminal. Carriage returns are dropped.
 CONTROL_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"}
 CONTROL_PICTURES |= dict.fromkeys(range(127, 160), "�") | {ord("\r"): ""}
@@ -62,9 +64,13 @@ def escape_control_chars(text: str, stream: TextIO) -> str:
 
 
 def print_line(text: str, stream: TextIO) -> None:
-    """Print `text`. If the reader is gone (`| head`, a closed terminal), only the text is lost."""
+    """Print `text`, above the progress bar if there is one.
+
+    If the reader is gone (`| head`, a closed terminal), only the text is lost.
+    """
     try:
-        print(escape_control_chars(text, stream), file=stream, flush=True)
+        with tqdm.external_write_mode(stream):
+            print(escape_control_chars(text, stream), file=stream, flush=True)
     except OSError:
         redirect_to_devnull(stream)
 
@@ -114,6 +120,6 @@ def require_finite(name: str, value: float, step: int) -> None:
     """Raise RunError if a loss or norm is not finite."""
     if not math.isfinite(value):
         raise RunError(
-            f"the {name} is {value} at step {step}. Checkpoints saved before are intact. Try a "
-            "smaller --learning_rate, more --warmup_iters or --dtype float32."
+            f"the {name} is {value} at step {step}. Checkpoints saved before are intact. Try "
+            "--dtype float32, or in a new run a smaller --learning_rate or more --warmup_iters."
         )

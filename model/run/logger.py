@@ -68,9 +68,8 @@ class RunLogger:
         self.val.add_embedding(weight_VC, labels, tag=tag)
 
     def print(self, text: str) -> None:
-        """Print to standard error, above the progress bar."""
-        with tqdm.external_write_mode(sys.stderr):
-            print_line(text, sys.stderr)
+        """Print to standard error."""
+        print_line(text, sys.stderr)
 
     def flush(self) -> None:
         """Write all that was logged to files."""
@@ -84,8 +83,8 @@ class RunLogger:
             file.write(json.dumps(summary, indent=2).encode() + b"\n")
         run_dir = shlex.quote(str(self.run_dir))
         step, best_step = summary["iters"], summary["best_iter"]
-        lines, more = [], ""
-        which = "" if best_step is not None else " --which last"
+        lines = []
+        which = " --which last" if best_step is None else ""
         if best_step is not None:
             loss, bits = summary["best_val_loss"], summary["bits_per_char"]
             lines.append(
@@ -105,6 +104,7 @@ class RunLogger:
                 f"stopped at step {step:,}: the validation loss no longer falls (patience)"
             )
         else:
+            more = ""
             lines.append(f"stopped at step {step:,} by a signal; the checkpoint is saved")
         lines += [
             f"sample  python sample.py {run_dir}{which}",

@@ -40,10 +40,10 @@ class Processes:
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if self.world_size > 1:
-            # destroy_process_group holds Python's lock while it waits for gloo's thread, which
-            # needs that lock to free the last tensor. Without this pause both can wait forever.
             # Torchrun sends SIGTERM when a process ends; the others should still say why they end.
             with catch_signals():
+                # destroy_process_group holds the GIL while it waits for gloo's thread, which needs
+                # the GIL to free its last tensor. Without this pause they can deadlock.
                 time.sleep(0.2)
                 dist.destroy_process_group()
             lost = isinstance(error, RuntimeError) and not isinstance(error, RunError)
@@ -73,7 +73,7 @@ class Processes:
         # bucket_cap_mb as by default, but also for the first bucket: a small network needs one
         # exchange, not two. That makes its steps 4 % faster.
         wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True, bucket_cap_mb=25)
-        # Freeing it before the process group has ended can wait forever, too.
+        # To free it before the process group has ended can deadlock, too (see __exit__).
         self.kept_alive.append(wrapped)
         return wrapped
 

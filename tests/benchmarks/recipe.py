@@ -93,7 +93,7 @@ def train(text: Path, minutes: float, settings: dict[str, object], seed: int, di
     code = "import sys, train, configs.recipe as recipe\n"
     if settings:
         code += f"recipe.TEACHER_EPOCHS = {0 if settings['teacher'] else 1e99}\n"
-        code += "recipe.most_chars = lambda budget: 10**18\n"
+        code += "recipe.max_chars = lambda budget: 10**18\n"
     code += "sys.exit(train.main(sys.argv[1:]))"
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder, "run")

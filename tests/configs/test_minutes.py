@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import train
 from configs import minutes
 from configs.minutes import choose_config
-from configs.recipe import Budget, most_chars, run_flops
+from configs.recipe import Budget, max_chars, run_flops
 from configs.schema import to_dict
 from configs.training import TrainConfig, parse_train_command
 from model.checkpoint import Checkpoint
@@ -77,7 +77,7 @@ def test_a_run_takes_the_minutes_that_were_asked_for(
     machine.train(config)
     assert config.run.minutes == 0
     chars = config.optim.max_iters * config.optim.batch_size * config.model.block_size
-    if chars > 0.8 * most_chars(Budget(train_chars=train_chars)):
+    if chars > 0.8 * max_chars(Budget(train_chars=train_chars)):
         assert machine.now <= 60 * asked  # the text is too short to use all of the time
     else:
         assert machine.now == pytest.approx(60 * asked, rel=0.06)
@@ -254,7 +254,7 @@ def test_a_signal_while_the_machine_is_measured_ends_the_run_and_leaves_no_folde
         signal.raise_signal(signal.SIGTERM)
 
     if step is None:
-        monkeypatch.setattr(train, "log_pictures", receive)
+        monkeypatch.setattr(train, "log_sample_and_maps", receive)
     else:
         at_steps(monkeypatch, [step], receive)
     assert tiny("--minutes=0.05 --out_dir=run") == 128 + signal.SIGTERM

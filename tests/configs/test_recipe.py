@@ -11,7 +11,7 @@ from configs.recipe import (
     TEACHER_SHARE,
     Budget,
     explain,
-    most_chars,
+    max_chars,
     recipe,
     run_flops,
     step_flops,
@@ -61,7 +61,7 @@ def test_the_steps_take_the_computation_there_is_or_read_the_text_often_enough(
         chosen = recipe(budget, values)
         spent, margin = run_flops(chosen), 2 * step_flops(chosen)
         chars_per_step = chosen["batch_size"] * chosen["block_size"]
-        chars, most = chosen["max_iters"] * chars_per_step, most_chars(budget)
+        chars, most = chosen["max_iters"] * chars_per_step, max_chars(budget)
         # Both networks of a teacher that is given get their share.
         least = chosen["max_iters"] == max(1, int(values.get("teacher_iters", 0) / TEACHER_SHARE))
         assert least or (spent <= budget.flops + margin and chars <= most)
@@ -114,7 +114,7 @@ def test_no_text_is_read_far_more_often_than_useful_and_a_longer_one_uses_no_les
     budget = replace(budget, train_chars=min(budget.train_chars, 10**8), flops=1e22)
     chosen = recipe(budget, {})
     chars = chosen["max_iters"] * chosen["batch_size"] * chosen["block_size"]
-    assert chars <= max(most_chars(budget), chosen["batch_size"] * chosen["block_size"])
+    assert chars <= max(max_chars(budget), chosen["batch_size"] * chosen["block_size"])
     longer = replace(budget, train_chars=budget.train_chars * factor)
     assert useful_flops(longer) >= useful_flops(budget)
 
@@ -139,7 +139,7 @@ def test_the_explanation_says_of_a_text_that_is_read_often_why_the_run_ends_earl
         chars = chosen["max_iters"] * chosen["batch_size"] * chosen["block_size"]
         is_explained = "would not help" in explain(budget, chosen)
         if is_explained:
-            assert chars > 0.7 * most_chars(budget)
+            assert chars > 0.7 * max_chars(budget)
         if "max_iters" not in values and run_flops(chosen) < 0.5 * budget.flops:
             assert is_explained or chosen["max_iters"] <= 2
 
