@@ -135,10 +135,7 @@ def is_cuda(device_name: str) -> bool:
 
 
 def is_compiled(mode: str, device: torch.device) -> bool:
-    """Whether networks are compiled on this device; with auto, on CUDA only.
-
-    (In a long run of --minutes on a CPU, `choose_config` sets it to on.)
-    """
+    """Whether networks are compiled on this device. (`choose_config` may set auto to on.)"""
     return mode in ("on", "True") or (mode == "auto" and device.type == "cuda")
 
 
