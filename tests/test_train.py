@@ -354,6 +354,14 @@ def test_on_a_terminal_nothing_shares_a_line_with_the_progress_bar(tiny, monkeyp
     assert bars == 1
 
 
+def test_a_resumed_run_says_again_that_its_last_evaluation_is_the_best(tiny, capsys):
+    assert tiny("--max_iters=2 --eval_interval=2 --out_dir=run") == 0
+    assert train.main(["--resume=run", "--max_iters=4"]) == 0
+    lines = [line for line in capsys.readouterr().err.splitlines() if "step      2 " in line]
+    assert len(lines) == 2
+    assert all("best so far" in line for line in lines)
+
+
 @pytest.mark.parametrize("rise", [0.0, 0.2])
 def test_a_run_whose_validation_loss_has_risen_says_so(rise, tiny, monkeypatch, capsys):
     losses = iter([2.0, 1.0, 1.0 + rise])
