@@ -71,10 +71,10 @@ def main(argv: list[str]) -> int:
                     f"{corpus.name} is not the text of this run. "
                     f"For another text, start a new run with --init_from {command.resume}."
                 )
-            run = partial(train, corpus=corpus, processes=processes, start=start)
+            run = partial(train, processes=processes, start=start)
             if command.uses_recipe:
                 config = choose_config(command, start.config, corpus, processes, START_TIME, run)
-            run(config, run_dir=run_dir)
+            run(config, corpus, run_dir=run_dir)
             return 0
 
 

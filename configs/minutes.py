@@ -10,7 +10,7 @@ from typing import Any
 from configs.recipe import DEFAULT_FLOPS, GPU_FLOPS, Budget, explain, run_flops
 from configs.schema import to_dict
 from configs.training import Command, TrainConfig, load_config
-from data.corpus import Corpus
+from data.corpus import EVAL_BATCH_CHARS, Corpus
 from model.checkpoint import Checkpoint
 from model.run.device import choose_device, is_compiled, is_cuda
 from model.run.errors import UserError, print_line
@@ -26,11 +26,11 @@ SIZE_KEYS += ("gradient_accumulation_steps",)
 # What the speed of a step depends on. The run keeps the values that were measured.
 MEASURED_KEYS = (*SIZE_KEYS, "dropout")
 
-RunTrial = Callable[[TrainConfig], Checkpoint]  # trains with a config, returns the last state
+RunTrial = Callable[[TrainConfig, Corpus], Checkpoint]  # trains, and returns the last state
 
 
 def measure(
-    run_trial: RunTrial, config: TrainConfig, steps: int, processes: Processes
+    run_trial: RunTrial, config: TrainConfig, corpus: Corpus, steps: int, processes: Processes
 ) -> tuple[float, float, float]:
     """Train for `steps` steps. Returns FLOPs per second, seconds per evaluation, all other seconds.
 
@@ -42,7 +42,7 @@ def measure(
     optim = replace(config.optim, max_iters=steps, teacher_iters=teacher_iters)
     config = replace(config, optim=optim, run=replace(config.run, eval_interval=steps))
     start_time = time.perf_counter()
-    state = run_trial(config)
+    state = run_trial(config, corpus)
     rest = time.perf_counter() - start_time - state.train_seconds - state.eval_seconds
     speed = run_flops(to_dict(config)) / processes.max(state.train_seconds)
     return speed, processes.max(state.eval_seconds), processes.max(rest)
@@ -88,15 +88,16 @@ def choose_config(
         )
         # A few steps of the default network, or of a smaller one that is given, tell how large a
         # network fits, without compilation. The first evaluation of a process takes longer than
-        # others; it is made here.
+        # others; it is made here, on a few characters.
         default, steps = to_dict(TrainConfig()), FIRST_STEPS
         small = {k: v for k, v in given.items() if k not in SIZE_KEYS or v <= default[k]}
         if start_config:  # its network, which may be large, is trained as it will be
             small, steps = dict(given), 2
         small["compile"] = "off"
+        short_corpus = corpus.with_val_chars(2 * EVAL_BATCH_CHARS)
         config = load(small, budget.flops)
         for _ in range(2 if on_gpu else 1):  # a GPU loads its kernels in its first steps
-            speed, evaluation_seconds, _ = measure(run_trial, config, steps, processes)
+            speed, _, _ = measure(run_trial, config, short_corpus, steps, processes)
         config = load(given, speed * 60 * minutes)
         device = choose_device(config.system.device)
         is_auto = given.get("compile", "auto") == "auto"
@@ -111,10 +112,17 @@ def choose_config(
         step_seconds = run_flops(values) / values["max_iters"] / speed
         run_steps = min(values["max_iters"], 60 * minutes / step_seconds)
         steps = max(2, round(TRIAL_SHARE * run_steps))
-        for trial_steps in [2, steps] if is_compiled(config.system.compile, device) else [steps]:
-            if evaluation_seconds + steps * step_seconds > time_left():
+        # An evaluation is a forward pass, about a third of the computation of training.
+        evaluation_steps = budget.eval_chars / 3 / (values["batch_size"] * values["block_size"])
+        trials = [(corpus, steps)]
+        if is_compiled(config.system.compile, device):
+            trials.insert(0, (short_corpus, 2))
+        for trial_corpus, trial_steps in trials:
+            if (steps + evaluation_steps) * step_seconds > time_left():
                 raise too_short
-            speed, evaluation_seconds, rest = measure(run_trial, config, trial_steps, processes)
+            speed, evaluation_seconds, rest = measure(
+                run_trial, config, trial_corpus, trial_steps, processes
+            )
         given |= {key: values[key] for key in MEASURED_KEYS}
         if not config.optim.teacher_iters:
             given["teacher_iters"] = 0  # its steps would be slower than those that were measured

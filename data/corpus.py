@@ -5,7 +5,7 @@ an epoch, B examples of a batch, T time (block_size).
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated
@@ -65,6 +65,11 @@ class Corpus:
     def eval_chars(self, block_size: int) -> int:
         """How many characters an evaluation predicts."""
         return sum(len(starts_B) * T for starts_B, T in self.eval_batches(block_size))
+
+    def with_val_chars(self, count: int) -> "Corpus":
+        """The same with only the first `count` validation characters."""
+        ids_N = self.text.ids_N[: self.train_chars + count]
+        return replace(self, text=replace(self.text, ids_N=ids_N))
 
     def describe(self, block_size: int) -> str:
         """The sizes for a person."""

@@ -4,8 +4,8 @@ import math
 import shutil
 import signal
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -17,11 +17,28 @@ from configs.minutes import choose_config
 from configs.recipe import Budget, max_chars, run_flops
 from configs.schema import to_dict
 from configs.training import TrainConfig, parse_train_command
+from data.corpus import EVAL_BATCH_CHARS
 from model.checkpoint import Checkpoint
 from model.run.errors import UserError
 from model.run.processes import Processes
 from tests.conftest import ROOT, TINY, start_processes
 from tests.test_train import assert_same_run, at_steps
+
+VAL_CHARS = 100_000
+
+
+@dataclass
+class SimulatedCorpus:
+    """The lengths of a corpus."""
+
+    train_chars: int
+    val_chars: int = VAL_CHARS
+
+    def eval_chars(self, block_size: int) -> int:
+        return self.val_chars
+
+    def with_val_chars(self, count: int) -> "SimulatedCorpus":
+        return SimulatedCorpus(self.train_chars, min(count, self.val_chars))
 
 
 class SimulatedMachine:
@@ -34,11 +51,12 @@ class SimulatedMachine:
         self.compilation = 60.0  # seconds that the first one takes
         self.now = 3.0  # seconds that the imports took
 
-    def train(self, config) -> Checkpoint:
+    def train(self, config, corpus) -> Checkpoint:
         steps, interval = config.optim.max_iters, config.run.eval_interval
+        evaluation = self.evaluation * corpus.val_chars / VAL_CHARS
         state = Checkpoint(step=steps)
         state.train_seconds = run_flops(to_dict(config)) / self.speed + self.first_training
-        state.eval_seconds = math.ceil(steps / interval) * self.evaluation + self.first_evaluation
+        state.eval_seconds = math.ceil(steps / interval) * evaluation + self.first_evaluation
         self.first_evaluation = self.first_training = 0.0
         self.now += self.startup + state.train_seconds + state.eval_seconds
         if config.system.compile in ("on", "True"):
@@ -57,7 +75,7 @@ class SimulatedMachine:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(minutes.time, "perf_counter", lambda: self.now)
             command = parse_train_command(["--device=cpu", *flags])
-            corpus = SimpleNamespace(train_chars=train_chars, eval_chars=lambda _: 100_000)
+            corpus = SimulatedCorpus(train_chars)
             processes = processes or Processes()
             return choose_config(command, start or {}, corpus, processes, 0.0, self.train)
 
@@ -74,7 +92,7 @@ def test_a_run_takes_the_minutes_that_were_asked_for(
 ):
     machine = SimulatedMachine(speed, startup, evaluation)
     config = machine.choose(train_chars, f"--minutes={asked}")
-    machine.train(config)
+    machine.train(config, SimulatedCorpus(10**6))
     assert config.run.minutes == 0
     chars = config.optim.max_iters * config.optim.batch_size * config.model.block_size
     if chars > 0.8 * max_chars(Budget(train_chars=train_chars)):
@@ -107,14 +125,26 @@ def test_no_run_takes_longer_than_the_minutes_that_were_asked_for(asked, evaluat
         trial_runs = 3.0 + 3 * (machine.startup + evaluation + 1) + 60  # and a compilation
         assert machine.now <= 60 * asked + trial_runs
     else:
-        machine.train(config)
+        machine.train(config, SimulatedCorpus(10**6))
         assert machine.now <= 60 * asked + 1e-6
+
+
+@pytest.mark.parametrize("compilation", ["off", "on"])
+def test_trial_runs_evaluate_the_whole_validation_split_only_once(compilation):
+    seconds = []
+    for evaluation in (0.0, 100.0):
+        machine = SimulatedMachine(1e12, 0.5, evaluation)
+        machine.choose(10**6, "--minutes=60", f"--compile={compilation}")
+        seconds.append(machine.now)
+    short_runs = 2 if compilation == "on" else 1
+    short_seconds = 100 * 2 * EVAL_BATCH_CHARS / VAL_CHARS
+    assert seconds[1] - seconds[0] == pytest.approx(100 + short_runs * short_seconds)
 
 
 def test_a_run_whose_evaluations_take_most_of_the_time_is_not_refused():
     machine = SimulatedMachine(1e12, 0.5, 5.0)
     config = machine.choose(10**6, "--minutes=0.465")
-    machine.train(config)
+    machine.train(config, SimulatedCorpus(10**6))
     assert config.optim.max_iters >= 90 and machine.now <= 60 * 0.465
 
 
@@ -123,7 +153,7 @@ def test_a_network_that_was_compiled_in_a_trial_run_takes_no_time_to_compile_in_
     machine = SimulatedMachine(1e12, 0.5, 0.1)
     config = machine.choose(10**8, "--minutes=6", *flags)
     assert config.system.compile in ("on", "True")
-    machine.train(config)
+    machine.train(config, SimulatedCorpus(10**6))
     assert machine.now == pytest.approx(360, rel=0.03)
 
 
@@ -147,9 +177,9 @@ def test_trial_runs_from_a_checkpoint_keep_all_flags():
     seen = []
 
     class Recorder(SimulatedMachine):
-        def train(self, config) -> Checkpoint:
+        def train(self, config, corpus) -> Checkpoint:
             seen.append(to_dict(config))
-            return super().train(config)
+            return super().train(config, corpus)
 
     given = {"block_size": 300, "batch_size": 64, "gradient_accumulation_steps": 8}
     flags = [f"--{key}={value}" for key, value in given.items()]
@@ -171,10 +201,10 @@ def test_a_run_has_no_teacher_that_was_not_measured():
     """The first trial run is not compiled; the second finds time to read the text more often."""
 
     class FasterIfCompiled(SimulatedMachine):
-        def train(self, config) -> Checkpoint:
+        def train(self, config, corpus) -> Checkpoint:
             self.speed = 2e11 if config.system.compile == "on" else 1e11
             teachers.append(config.optim.teacher_iters > 0)
-            return super().train(config)
+            return super().train(config, corpus)
 
     for train_chars in range(500_000, 5_000_000, 250_000):
         teachers = []

@@ -90,6 +90,19 @@ def test_a_huge_validation_split_is_evaluated_at_even_distances(monkeypatch):
     assert "evaluated on 80 of them" in opened.describe(8)
 
 
+@pytest.mark.parametrize("count", [20, 10**6])
+def test_a_corpus_with_fewer_validation_characters_has_the_same_training_split(count):
+    opened = numbered_text(640)
+    cut = opened.with_val_chars(count)
+    assert cut.val_chars == min(count, opened.val_chars)
+    assert cut.train_chars == opened.train_chars
+    end = np.array([opened.train_chars + cut.val_chars - 9])
+    for ours, theirs in zip(
+        cut.gather_examples(end, 8), opened.gather_examples(end, 8), strict=True
+    ):
+        assert torch.equal(ours, theirs)
+
+
 def test_a_short_validation_split_says_how_uncertain_its_loss_is():
     errors = []
     for length in (640, 2560, 20000):
