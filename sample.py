@@ -86,7 +86,10 @@ def read_prompt(config: TextConfig, encoding: str) -> str:
 def sample_texts(
     model: nn.Module, tokenizer: CharTokenizer, prompt: str, config: SampleConfig
 ) -> Iterator[tuple[int, str]]:
-    """All texts in pieces (i, piece of text i), each with the prompt, and a separator before it."""
+    """All texts in pieces: (i, piece of text i).
+
+    Each text begins with the prompt; SEPARATOR stands before all but the first.
+    """
     vocab, stop = tokenizer.vocab, config.text.stop
     start = tokenizer.encode(prompt or start_character(vocab), "the prompt").tolist()
     yield 0, prompt

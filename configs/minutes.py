@@ -12,14 +12,14 @@ from configs.schema import to_dict
 from configs.training import Command, TrainConfig, load_config
 from data.corpus import EVAL_BATCH_CHARS, Corpus
 from model.checkpoint import Checkpoint
-from model.run.device import choose_device, is_compiled, is_cuda
+from model.run.device import choose_device, is_cuda
 from model.run.errors import UserError, print_line
 from model.run.processes import Processes
 
 FIRST_STEPS = 10  # of the first trial run
 MIN_STEPS = 10  # of a run
 TRIAL_SHARE = 1 / 25  # of the run, for the trial run that tells how many steps fit
-COMPILE_SECONDS = 350  # on a CPU, compiling pays off in runs of at least this length
+COMPILE_SECONDS = 350  # on a CPU, compiling four blocks pays off in runs of at least this length
 # The first trial run ignores these flags where they are above the default, so that it is short.
 SIZE_KEYS = ("n_layer", "n_head", "n_embd", "block_size", "batch_size")
 SIZE_KEYS += ("gradient_accumulation_steps",)
@@ -43,9 +43,10 @@ def measure(
     config = replace(config, optim=optim, run=replace(config.run, eval_interval=steps))
     start_time = time.perf_counter()
     state = run_trial(config, corpus)
-    rest = time.perf_counter() - start_time - state.train_seconds - state.eval_seconds
-    speed = run_flops(to_dict(config)) / processes.max(state.train_seconds)
-    return speed, processes.max(state.eval_seconds), processes.max(rest)
+    seconds = processes.max(time.perf_counter() - start_time)
+    train_seconds, eval_seconds = map(processes.max, (state.train_seconds, state.eval_seconds))
+    speed = run_flops(to_dict(config)) / train_seconds
+    return speed, eval_seconds, seconds - train_seconds - eval_seconds
 
 
 def choose_config(
@@ -92,7 +93,7 @@ def choose_config(
         default, steps = to_dict(TrainConfig()), FIRST_STEPS
         small = {k: v for k, v in given.items() if k not in SIZE_KEYS or v <= default[k]}
         if start_config:  # its network, which may be large, is trained as it will be
-            small, steps = dict(given), 2
+            small, steps = dict(given), 1
         small["compile"] = "off"
         short_corpus = corpus.with_val_chars(2 * EVAL_BATCH_CHARS)
         config = load(small, budget.flops)
@@ -102,27 +103,25 @@ def choose_config(
         device = choose_device(config.system.device)
         is_auto = given.get("compile", "auto") == "auto"
         run_seconds = run_flops(to_dict(config)) / speed
-        if is_auto and device.type == "cpu" and run_seconds > COMPILE_SECONDS:
+        compile_seconds = COMPILE_SECONDS * max(1, config.model.n_layer / 4)
+        if is_auto and device.type == "cpu" and run_seconds > compile_seconds:
             given["compile"] = "on"
             config = load(given, speed * 60 * minutes)
 
-        # A part of the run with the network that was chosen tells how many steps fit. Two steps
-        # before them compile that network: a process compiles it only once.
+        # Two steps of the network that was chosen compile it (a process compiles it only once) and
+        # tell how long a step takes. Then a part of the run tells how many steps fit.
         values = to_dict(config)
-        step_seconds = run_flops(values) / values["max_iters"] / speed
-        run_steps = min(values["max_iters"], 60 * minutes / step_seconds)
+        step_flops = run_flops(values) / values["max_iters"]
+        if 2 * step_flops / speed > time_left():
+            raise too_short
+        speed, _, _ = measure(run_trial, config, short_corpus, 2, processes)
+        run_steps = min(values["max_iters"], speed * 60 * minutes / step_flops)
         steps = max(2, round(TRIAL_SHARE * run_steps))
         # An evaluation is a forward pass, about a third of the computation of training.
         evaluation_steps = budget.eval_chars / 3 / (values["batch_size"] * values["block_size"])
-        trials = [(corpus, steps)]
-        if is_compiled(config.system.compile, device):
-            trials.insert(0, (short_corpus, 2))
-        for trial_corpus, trial_steps in trials:
-            if (steps + evaluation_steps) * step_seconds > time_left():
-                raise too_short
-            speed, evaluation_seconds, rest = measure(
-                run_trial, config, trial_corpus, trial_steps, processes
-            )
+        if (steps + evaluation_steps) * step_flops / speed > time_left():
+            raise too_short
+        speed, evaluation_seconds, rest = measure(run_trial, config, corpus, steps, processes)
         given |= {key: values[key] for key in MEASURED_KEYS}
         if not config.optim.teacher_iters:
             given["teacher_iters"] = 0  # its steps would be slower than those that were measured

@@ -98,7 +98,7 @@ def recipe(budget: Budget, given: dict[str, Any]) -> dict[str, Any]:
     # of them without a teacher, cost as much as t + 4/3 (n - t) = `steps`; here that gives n.
     if teacher_iters := values.get("teacher_iters"):
         steps = max(teacher_iters / TEACHER_SHARE, (3 * steps + teacher_iters) / 4)
-    steps = values.get("max_iters", steps)
+    steps = values.get("max_iters", values.get("lr_decay_iters") or steps)
     epochs = steps * chars_per_step / budget.train_chars
     teachable = values.get("init_from") is None and not values.get("lr_decay_iters")
     has_teacher = "teacher_iters" not in values and teachable and epochs >= TEACHER_EPOCHS

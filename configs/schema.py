@@ -32,7 +32,7 @@ class ConfigParser(argparse.ArgumentParser):
             argument_default=argparse.SUPPRESS,
             formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=34),
         )
-        self.keys = []
+        self.keys: dict[str, type] = {}
         for group_name, group_class in get_type_hints(config_class).items():
             group = self.add_argument_group(group_name)
             hints = get_type_hints(group_class, include_extras=True)
@@ -54,7 +54,7 @@ class ConfigParser(argparse.ArgumentParser):
                 else:
                     raise TypeError(f"{f.name} has an unsupported type: {kind}")
                 group.add_argument(f"--{f.name}", **options)
-                self.keys.append(f.name)
+                self.keys[f.name] = kind
 
     def error(self, message: str) -> None:
         hint = "Write --key=value if the value begins with -." if "expected" in message else ""
@@ -71,7 +71,8 @@ class ConfigParser(argparse.ArgumentParser):
 
     def unknown_key(self, name: str) -> UserError:
         """The error for an unknown key, with the nearest known one."""
-        known = [*self.keys, "resume"] if name not in ("resume", "help") else self.keys
+        flags = [action.dest for action in self._actions if action.option_strings]
+        known = [flag for flag in flags if flag not in (name, "help")]  # a preset has no resume
         nearest = difflib.get_close_matches(name, known, n=1, cutoff=0)[0]
         return UserError(f"unknown key {name!r}. Did you mean {nearest}?")
 
@@ -91,9 +92,9 @@ class ConfigParser(argparse.ArgumentParser):
         """The flag that stands for a line of a preset."""
         if name not in self.keys:
             raise self.unknown_key(name)
-        is_switch = isinstance(self._option_string_actions[f"--{name}"], BooleanOptionalAction)
-        switches = {"True": f"--{name}", "False": f"--no-{name}"} if is_switch else {}
-        return switches.get(text, f"--{name}={text}")
+        if self.keys[name] is bool and text in ("True", "False"):
+            return f"--{name}" if text == "True" else f"--no-{name}"
+        return f"--{name}={text}"
 
 
 def number_type(kind: type, interval: str = "(-inf, inf)") -> Callable[[str], int | float]:
@@ -106,7 +107,8 @@ def number_type(kind: type, interval: str = "(-inf, inf)") -> Callable[[str], in
         above = value >= low if interval[0] == "[" else value > low
         below = value <= high if interval[-1] == "]" else value < high
         if not above or not below:
-            raise argparse.ArgumentTypeError(f"{text} is not in {interval}")
+            shown = interval.replace("inf", "2**63") if kind is int else interval
+            raise argparse.ArgumentTypeError(f"{text} is not in {shown}")
         return value
 
     read.__name__ = kind.__name__  # in argparse's own messages

@@ -20,8 +20,9 @@ from data.tokenizer import code_points
 from model.run.errors import UserError
 from model.run.files import atomic_write
 
-PREPARED = Path(__file__).with_name("prepared")  # may be deleted at any time
-SOURCES = sorted(Path(__file__).parent.rglob("*.py"))  # the code that makes the ids
+PREPARED = Path(__file__).with_name("prepared")  # may be deleted between runs
+# The code that makes the ids
+SOURCES = [Path(__file__).with_name(name) for name in ("prepared.py", "reader.py", "tokenizer.py")]
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ def _prepare(files: list[Path], encoding: str, path: Path) -> None:
     if not is_used.any():
         raise UserError(f"{files[0]} is empty.")
     if is_used[0xD800:0xE000].any():
-        raise UserError(f"{files[0]} is not {encoding}: it has an unpaired surrogate.")
+        raise UserError(f"the text is not {encoding}: it has an unpaired surrogate.")
     vocab = "".join(map(chr, np.flatnonzero(is_used)))
     dtype = np.min_scalar_type(len(vocab) - 1).newbyteorder("<")  # the smallest that fits
     id_of_code_point = (np.cumsum(is_used) - 1).astype(dtype)
@@ -96,6 +97,6 @@ def _prepare(files: list[Path], encoding: str, path: Path) -> None:
             ids_file.write(ids_T)
             text_digest.update(ids_T)
         if _prepared_path(files, encoding) != path:
-            raise UserError(f"{files[0]} changed while it was being read.")
+            raise UserError("the text changed while it was being read. Start again.")
         rest = {"vocab": vocab, "sha256": text_digest.hexdigest()}
         ids_file.write(json.dumps(rest).encode())

@@ -74,7 +74,7 @@ def read_file(file: Path, encoding: str) -> Iterator[str]:
             problem = f"byte 0x{error.object[error.start]:02x} at offset {offset}"
         raise UserError(
             f"{file} is not {encoding}: {problem}. "
-            "To train on it, name its encoding with --encoding (latin-1 reads any bytes)."
+            "Convert it, or train with its --encoding (latin-1 reads any bytes)."
         ) from None
     except OSError as error:
         raise UserError(f"{file} cannot be read: {error.strerror}.") from None

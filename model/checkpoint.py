@@ -5,6 +5,7 @@ everything before. PyTorch's own loader accepts most damaged files without a wor
 the digest before it parses anything.
 """
 
+import contextlib
 import hashlib
 import io
 import os
@@ -71,7 +72,7 @@ class Checkpoint:
 
 
 def save(checkpoint: Checkpoint, *paths: Path) -> None:
-    """Write the checkpoint to each path. Raises RunError if it cannot be written."""
+    """Write the checkpoint to each path. Raises OSError if it cannot be written."""
     buffer = io.BytesIO()
     torch.save(vars(checkpoint), buffer)
     buffer.write(MAGIC)
@@ -114,6 +115,8 @@ def load_to_resume(path: Path) -> Checkpoint:
     if not path.with_name("config.toml").exists():
         raise UserError(f"{path.parent} has no config.toml, so it is not the directory of a run.")
     for name in {"last.pt", "best.pt"} - {path.name}:
+        with contextlib.suppress(FileNotFoundError):
+            open(path.with_name(name), "rb").close()  # what cannot be read now may be intact
         try:
             other = load(path.with_name(name))
         except UserError:  # missing or damaged
@@ -130,17 +133,18 @@ def load_to_resume(path: Path) -> Checkpoint:
 
 
 def resolve(name: str | None, which: str) -> Path:
-    """The checkpoint path for a run directory, a file, or None (the newest run).
+    """The checkpoint path for a run directory, a file, or None (the newest under runs/).
 
-    `which` is "best" or "last". Raises UserError if there is no run at all.
+    `which` is "best" or "last". Raises UserError if there is none at all.
     """
     if name is None:
         files = [path for path in Path("runs").glob(f"*/{which}.pt") if path.is_file()]
         if not files:
             raise UserError(
-                "there is no run under runs/. Train one with python train.py, or name a checkpoint."
+                f"no run under runs/ has a {which}.pt. Train with python train.py, or name a "
+                "checkpoint."
             )
-        name = str(max(files, key=os.path.getmtime).parent)
+        return max(files, key=os.path.getmtime)
     return Path(name, f"{which}.pt") if os.path.isdir(name) else Path(name)
 
 
@@ -149,7 +153,7 @@ def capture(
 ) -> None:
     """Put weights, optimizer states and scaler into `checkpoint`.
 
-    Raises RunError if a number in them is not finite: such a state is never saved.
+    Raises RunError if a parameter or optimizer state is not finite: it is never saved.
     """
     states = [state for optimizer in optimizers for state in optimizer.state.values()]
     tensors = [value for state in states for value in state.values() if torch.is_tensor(value)]
@@ -180,6 +184,8 @@ def restore(
                 weights[name] = torch.cat((old, fresh[len(old) :].cpu()))
         model.load_state_dict(weights)
         if checkpoint.is_resumed and optimizers:
+            if len(optimizers) != (count := len(checkpoint.optimizers)):
+                raise ValueError(f"it has {count} optimizers, the code {len(optimizers)}")
             for optimizer, state in zip(optimizers, checkpoint.optimizers, strict=True):
                 _restore_optimizer(optimizer, state)
             if scaler is not None and checkpoint.scaler:

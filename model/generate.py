@@ -142,7 +142,7 @@ def stream(
     C sampler writes the other texts in threads while the first is streamed.
     """
     csampler = make_csampler(model)
-    new_step_fn = csampler.make_step_fn if csampler else partial(make_step_fn, model)
+    new_step_fn = csampler or partial(make_step_fn, model)
     others = range(1, config.num_samples)
     group_size = TEXTS if csampler else max(1, len(others))
     groups = [others[i : i + group_size] for i in range(0, len(others), group_size)]

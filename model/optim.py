@@ -18,7 +18,9 @@ class OptimConfig:
     """How long and how fast to learn."""
 
     batch_size: Annotated[int, "examples per step, over all processes", "[1, 1000000]"] = 8
-    gradient_accumulation_steps: Annotated[int, "parts of a batch, to save memory", "[1, inf)"] = 1
+    gradient_accumulation_steps: Annotated[
+        int, "parts of a batch, to save memory", "[1, 1000000]"
+    ] = 1
     max_iters: Annotated[int, "optimizer steps", "[1, inf)"] = 1100
     optimizer: Annotated[
         Literal["muon", "adamw"], "of the matrices in the blocks; all else is AdamW's"
@@ -34,7 +36,7 @@ class OptimConfig:
     ] = 0.5
     grad_clip: Annotated[float, "clip the gradient norm to this (0: never)", "[0, inf)"] = 1.0
     teacher_iters: Annotated[
-        int, "steps of a first network; in the rest a second one learns from it, too", "[0, inf)"
+        int, "steps of a first network; in the rest a second one learns from it, too", "[0, 1e18]"
     ] = 0
     train_temperature: Annotated[
         float, "softmax temperature in training only; below 1 against overconfidence", "[0.1, 10]"

@@ -44,7 +44,7 @@ CASES = [
     ("train.py --out_dir gone/a", "gone/a cannot be written: [Errno 17] File exists"),
     (f"train.py --out_dir {'a/' * 2500}", "cannot be written"),
     ("train.py --out_dir=-x", "out_dir is '-x'"),
-    (f"train.py --seed {10**400}", "is not in [0, inf)"),
+    (f"train.py --seed {10**400}", "is not in [0, 2**63)"),
     ("train.py --resum runs/it", "Did you mean resume?"),
     ("train.py --resume folder", "folder/last.pt cannot be read"),
     ("train.py --resume only_best", "only_best/last.pt cannot be read", "best.pt may be intact"),

@@ -353,7 +353,7 @@ def write(content: bytes) -> str:
 
 BYTES = st.binary(max_size=60)
 BYTES |= st.text(max_size=60).map(lambda text: text.encode("utf-8", "surrogatepass"))
-KEYS = st.sampled_from(ConfigParser(TrainConfig, "", "").keys)
+KEYS = st.sampled_from(list(ConfigParser(TrainConfig, "", "").keys))
 TOML_VALUES = st.integers().map(str) | st.floats().map(str)
 TOML_VALUES |= st.sampled_from(["true", "'x'", "[1]", "{a.b = 1}", "1" * 5000])
 TOML = st.builds("{} = {}".format, KEYS, TOML_VALUES).map(str.encode)

@@ -526,6 +526,18 @@ def test_a_resumed_run_writes_best_pt_again_if_it_is_not_the_best(tiny, capsys, 
     assert best.step == best.best_step == summary(Path("run"))["best_iter"] == 16
 
 
+def test_a_best_pt_that_cannot_be_read_now_ends_a_resumed_run(tiny, capsys):
+    """It may be intact, and would be replaced."""
+    assert tiny(f"{STEPS} --out_dir=run") == 0
+    Path("run/best.pt").rename("run/kept")
+    Path("run/best.pt").mkdir()  # for root, too, opening it fails
+    capsys.readouterr()
+    assert train.main(["--resume", "run", "--max_iters=20"]) == 1
+    output, errors = capsys.readouterr()
+    assert not output  # not even the header
+    assert "run/best.pt" in errors.splitlines()[-1]
+
+
 def test_a_resumed_run_refuses_another_text(tiny, text_file, monkeypatch, capsys):
     """--data only says where the same text lies now."""
     at_steps(monkeypatch, [11], lambda _: shutil.copytree("whole", "run"))

@@ -2,7 +2,7 @@
 
    GPT.forward is the specification. If you change the network, sampling goes on in PyTorch until the
    same change is made here, tests/model/fast/test_csampler.py passes, and model/run/source.py has the
-   digest that it prints.
+   digests that tests/model/run/test_source.py prints.
 
    PyTorch spends a few microseconds on every operation, and a small network has two hundred of them
    per character. Here that cost is gone.

@@ -28,67 +28,61 @@ MAX_WINDOW = 2048  # with longer windows PyTorch is as fast
 
 # tests/model/fast/test_csampler.py proves that csampler.c gives the logits of the network quill.
 IS_PROVEN = is_proven(
-    "model/fast/csampler.c", note="it is not used; sampling takes about 10 times as long"
+    "model/fast/csampler.c", note="sampling with quill on a CPU takes about 10 times as long"
 )
 
 
-def make_csampler(model: nn.Module) -> "CSampler | None":
-    """The C sampler for `model`, or None if it cannot be used.
+def make_csampler(model: nn.Module) -> Callable[[int], Callable[[np.ndarray], np.ndarray]] | None:
+    """`make_step_fn` for this model and B texts, or None if the C sampler cannot be used.
 
     It is for quill, as long as its code is what was tested, in float32 on a CPU. If the library
     cannot be compiled, a note on standard error says so, once.
     """
     weight = next(model.parameters())
     is_float32 = weight.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
-    suits = is_float32 and weight.device.type == "cpu" and model.config.block_size <= MAX_WINDOW
+    fits = is_float32 and weight.device.type == "cpu" and model.config.block_size <= MAX_WINDOW
     is_quill = model.config.network == "quill" and model.has_proven_cache
-    if is_quill and IS_PROVEN and suits and load_library() is not None:
-        return CSampler(model)
+    if is_quill and IS_PROVEN and fits and load_library() is not None:
+        return functools.partial(make_step_fn, model, pack_weights(model))
     return None
 
 
-class CSampler:
-    """The weights of a model as csampler.c reads them."""
+def make_step_fn(
+    model: nn.Module, weights: np.ndarray, B: int
+) -> Callable[[np.ndarray], np.ndarray]:
+    """Returns a function for B texts: append token ids ids_BT, get the next-token logits_BV.
 
-    def __init__(self, model: nn.Module) -> None:
-        self.config = model.config
-        self.vocab_size = model.head.out_features
-        self.weights = pack_weights(model)
+    `weights` are those of `pack_weights`. The array of logits is overwritten by the next call.
+    """
+    config, V = model.config, model.vocab_size
+    C, H, L, W = config.n_embd, config.n_head, config.n_layer, config.block_size
+    D = C // H
+    # In each block, attention looks back W - 1 positions, and each token shift SHIFT - 1.
+    receptive_field = 1 + L * (W - 1 + SHIFTS * (SHIFT - 1))
+    keys_and_values = H * (round_up(W) * D + round_up(D) * W)  # of one text in one block
+    sizes = np.array([L, B, C, H, V, W], np.intc)
+    ids_B = np.empty(B, np.int64)
+    state = np.zeros(B * (6 * C + L * (SHIFTS * SHIFT * C + keys_and_values)), np.float32)
+    logits_BV = np.empty((B, V), np.float32)
+    pointer = ctypes.c_void_p
+    inputs = [array.ctypes.data_as(pointer) for array in (sizes, weights, ids_B)]
+    outputs = [array.ctypes.data_as(pointer) for array in (state, logits_BV)]
+    c_step = load_library().step
+    c_step.restype = None
+    c_step.argtypes = [pointer, pointer, pointer, ctypes.c_int64, pointer, pointer]
+    position = 0
 
-    def make_step_fn(self, B: int) -> Callable[[np.ndarray], np.ndarray]:
-        """Returns a function for B texts: append token ids ids_BT, get the next-token logits_BV.
+    def step(ids_BT: np.ndarray) -> np.ndarray:
+        nonlocal position
+        if position == 0:
+            ids_BT = ids_BT[:, -receptive_field:]  # what came before has no influence
+        for t in range(ids_BT.shape[1]):
+            ids_B[:] = ids_BT[:, t]
+            c_step(*inputs, position, *outputs)
+            position += 1
+        return logits_BV
 
-        The array of logits is overwritten by the next call.
-        """
-        config, V = self.config, self.vocab_size
-        C, H, L, W = config.n_embd, config.n_head, config.n_layer, config.block_size
-        D = C // H
-        # In each block, attention looks back W - 1 positions, and each token shift SHIFT - 1.
-        receptive_field = 1 + L * (W - 1 + SHIFTS * (SHIFT - 1))
-        keys_and_values = H * (round_up(W) * D + round_up(D) * W)  # of one text in one block
-        sizes = np.array([L, B, C, H, V, W], np.intc)
-        ids_B = np.empty(B, np.int64)
-        state = np.zeros(B * (6 * C + L * (SHIFTS * SHIFT * C + keys_and_values)), np.float32)
-        logits_BV = np.empty((B, V), np.float32)
-        pointer = ctypes.c_void_p
-        inputs = [array.ctypes.data_as(pointer) for array in (sizes, self.weights, ids_B)]
-        outputs = [array.ctypes.data_as(pointer) for array in (state, logits_BV)]
-        c_step = load_library().step
-        c_step.restype = None
-        c_step.argtypes = [pointer, pointer, pointer, ctypes.c_int64, pointer, pointer]
-        position = 0
-
-        def step(ids_BT: np.ndarray) -> np.ndarray:
-            nonlocal position
-            if position == 0:
-                ids_BT = ids_BT[:, -receptive_field:]  # what came before has no influence
-            for t in range(ids_BT.shape[1]):
-                ids_B[:] = ids_BT[:, t]
-                c_step(*inputs, position, *outputs)
-                position += 1
-            return logits_BV
-
-        return step
+    return step
 
 
 def round_up(n: int) -> int:

@@ -18,7 +18,7 @@ from model.inspect.record import record_attention, residual_stream
 from model.run.errors import RunError, UserError
 
 TEMPLATE = Path(__file__).with_name("page.html")
-DATA = "/*DATA*/"  # where they go in the template
+DATA = "/*DATA*/"  # is replaced by the data
 MAX_PAGE_CHARS = 1000
 SHOWN_FEATURES = 4  # of each query, key and value
 SHOWN_NEXT = 5  # most probable next characters
@@ -29,7 +29,8 @@ LEVELS = 32766  # weights are rounded to so many parts; 256 characters take abou
 def attention_page(model: nn.Module, vocab: str, ids: list[int], about: str) -> str:
     """An HTML page, complete in itself, that shows what `model` computed for a text.
 
-    It shows the first MAX_PAGE_CHARS characters, and no more than sampling reads at once.
+    It shows the first MAX_PAGE_CHARS characters, and of a network that
+    reads the text in one pass at most block_size.
     `model` is in eval mode. Raises RunError if no attention could be recorded.
     """
     reads_on = model.has_proven_cache and model.max_length is None
@@ -47,7 +48,7 @@ def attention_page(model: nn.Module, vocab: str, ids: list[int], about: str) -> 
         )
     log_probs_TV = logits_BTV[0].float().log_softmax(-1)
     nll = -log_probs_TV[:-1].gather(1, ids_T[1:, None])[:, 0]
-    with record_attention(model):  # computes the equation, to the same rounding
+    with record_attention(model):  # the equation runs here, too: the same rounding
         stream, lens = residual_stream(model, ids_T[None])
     lens_RTV = torch.stack([x_BTV[0].float().softmax(-1) for x_BTV in lens or [logits_BTV]])
     best = lens_RTV.topk(min(SHOWN_NEXT, len(vocab)))
@@ -95,9 +96,9 @@ def attention_page(model: nn.Module, vocab: str, ids: list[int], about: str) -> 
 
 
 def twins(ids_T: Tensor, stream_RTC: Tensor) -> list[list[list[float]]]:
-    """For each character, up to two others of its kind: where, and the similarities of the vectors.
+    """For each character, where else it stands: [position, similarity at each of R places].
 
-    They are those whose vectors at the end are the most and the least similar (cosine).
+    Of these, the two whose vectors after the last block are the most and least similar (cosine).
     """
     unit_RTC = normalize(stream_RTC, dim=-1)
     found = []
@@ -113,7 +114,7 @@ def twins(ids_T: Tensor, stream_RTC: Tensor) -> list[list[list[float]]]:
 
 
 def check_page_path(name: str) -> None:
-    """Raise UserError if a page cannot be written there, or would replace another file."""
+    """Raise UserError unless it is an .html file in a folder, new or an attention page."""
     path = Path(name)
     if not name.endswith(".html") or not path.parent.is_dir():
         raise UserError(f"attention is {name!r}. Name an .html file in a folder that exists.")

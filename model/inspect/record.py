@@ -34,8 +34,8 @@ def record_attention(model: nn.Module) -> Iterator[list[AttentionCall]]:
 
     The network computes the equation in place of the fused kernel meanwhile. What is recorded are
     the weights that `attention_weights` returned, also if it was edited. An edited `attend` that
-    calls it twice is not recorded, nor is a layer without the causal mask, or without a weight for
-    each head and pair of characters.
+    calls `attention_weights` twice is not recorded, nor is a layer without the causal mask, or
+    without a weight for each head and pair of characters.
     """
     calls, blocks, weights, shapes = [], [], [], []
     originals = {name: vars(attention)[name] for name in REPLACED}

@@ -1,1 +1,1 @@
-"""The machine: devices, processes, files, errors, logs. Imported everywhere, imports nothing."""
+"""The machine: devices, processes, files, errors, logs. Imports no other folder."""

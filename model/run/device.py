@@ -200,8 +200,8 @@ def openmp_threads() -> dict[int, int]:
     """The native ids of PyTorch's two threads, and the CPU for each; the main thread is the first.
 
     Empty off Linux, or if the user sets their number or place. Empty also on other than two CPUs:
-    of six threads, some end in a matrix product for which oneDNN needs only four, and those that
-    start in their place would share the main thread's CPU.
+    with more, oneDNN may use fewer threads for a small product, OpenMP ends the others, and those
+    that start later inherit the CPU of the main thread.
     """
     chosen = {"OMP_NUM_THREADS", "OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY"}
     if sys.platform != "linux" or chosen & os.environ.keys():

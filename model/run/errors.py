@@ -27,15 +27,13 @@ class UserError(ValueError):
 class RunError(RuntimeError):
     """The run cannot go on: disk, memory, divergence. Shown as one line; exit status 1."""
 
-    exit_status = 1
-
 
 def report_errors(main: Callable[[list[str]], int]) -> Callable[..., int]:
     """Decorator of a command's main(argv): an expected error becomes one line on standard error.
 
     These are UserError, RunError, and OSError (a full disk, a folder that was deleted). Returns
-    main's exit status, the error's, or 130 after Ctrl-C. Every other exception is a bug and keeps
-    its traceback.
+    main's exit status, the error's, 130 after Ctrl-C, or 0 if nobody reads standard output any
+    more. Every other exception is a bug and keeps its traceback.
     """
 
     @functools.wraps(main)

@@ -20,7 +20,7 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
     """
     temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
     try:
-        with open(temporary, "w+b") as file:
+        with open(temporary, "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

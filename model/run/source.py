@@ -9,7 +9,7 @@ from pathlib import Path
 # After an edit, tests/model/run/test_source.py prints the new digest.
 PROVEN = {
     "model.attention": "966d24a2ee106a88ca541173db79b550e61a37ea9a0bab7cb20e16e245cfa3e3",
-    "model/fast/csampler.c": "a304e7d451cbb365be049bd67d9867e4fef432c61afe85330b98538fabdafc37",
+    "model/fast/csampler.c": "7cbd294fb7f9d1b192ea3fdbd12c9d4b5c7ddd9a0e8c9c8e1caf523ac0d8d3f0",
     "model.networks.gpt": "c52d4bd30e4082ae82c45e9075acc6f8b28ac9800b9644444e4d126e7fd7d26c",
     "model.networks.quill": "2fac56898eaad417c5e21056e8e8e371195e88fd8e30a374a2cf907823416f80",
 }

@@ -163,6 +163,13 @@ def test_a_wrong_flag_or_preset_is_refused(flag, toml, message):
         from_command_line("p.toml", flag)
 
 
+@pytest.mark.parametrize("config_class", [TrainConfig, sample.SampleConfig])
+def test_a_suggested_flag_exists(config_class):
+    parser = ConfigParser(config_class, "", "")
+    suggestion = str(parser.unknown_key("resum")).split()[-1].rstrip("?")
+    assert f"--{suggestion} " in parser.format_help()
+
+
 @pytest.mark.parametrize("hint", [list[int], Path, int | None, Literal[True]])
 def test_a_key_of_an_unsupported_type_is_refused_when_the_program_starts(hint, monkeypatch):
     add_key(monkeypatch, Annotated[hint, "help"], None)

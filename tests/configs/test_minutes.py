@@ -136,9 +136,8 @@ def test_trial_runs_evaluate_the_whole_validation_split_only_once(compilation):
         machine = SimulatedMachine(1e12, 0.5, evaluation)
         machine.choose(10**6, "--minutes=60", f"--compile={compilation}")
         seconds.append(machine.now)
-    short_runs = 2 if compilation == "on" else 1
-    short_seconds = 100 * 2 * EVAL_BATCH_CHARS / VAL_CHARS
-    assert seconds[1] - seconds[0] == pytest.approx(100 + short_runs * short_seconds)
+    short_evaluation = 100 * 2 * EVAL_BATCH_CHARS / VAL_CHARS  # in the other two trial runs
+    assert seconds[1] - seconds[0] == pytest.approx(100 + 2 * short_evaluation)
 
 
 def test_a_run_whose_evaluations_take_most_of_the_time_is_not_refused():
@@ -163,6 +162,26 @@ def test_a_run_that_ends_early_is_not_compiled():
     assert machine.now < 60
 
 
+def test_deep_networks_are_compiled_in_longer_runs_only():
+    machine = SimulatedMachine(1e13, 0.5, 0.1)
+    deep = ("--n_layer=100", "--n_embd=64", "--compile=auto")
+    assert machine.choose(10**8, "--minutes=10", *deep).system.compile == "auto"
+    assert machine.choose(10**8, "--minutes=600", *deep).system.compile == "on"
+
+
+def test_a_network_for_which_the_default_one_is_too_slow_a_measure_is_not_refused():
+    class SlowIfSmall(SimulatedMachine):
+        def train(self, config, corpus) -> Checkpoint:
+            self.speed = 1e12 if config.model.n_layer > 4 else 1e10
+            return super().train(config, corpus)
+
+    machine = SlowIfSmall(0, 0.5, 0.1)
+    large = ("--n_layer=12", "--n_embd=512", "--batch_size=16", "--compile=off")
+    config = machine.choose(10**8, "--minutes=20", *large)
+    machine.train(config, SimulatedCorpus(10**6))
+    assert machine.now == pytest.approx(1200, rel=0.03)
+
+
 def test_a_gpu_whose_first_steps_are_slow_gets_the_same_network(monkeypatch):
     monkeypatch.setattr(minutes, "is_cuda", lambda _: True)
     sizes = []
@@ -185,7 +204,7 @@ def test_trial_runs_from_a_checkpoint_keep_all_flags():
     flags = [f"--{key}={value}" for key, value in given.items()]
     start = to_dict(TrainConfig()) | {"block_size": 4096, "n_embd": 768}
     Recorder(1e12, 0.5, 0.1).choose(10**6, "--init_from=run", "--minutes=1", *flags, start=start)
-    assert len(seen) == 2
+    assert len(seen) == 3
     for values in seen:
         assert values["n_embd"] == 768 and given.items() <= values.items()
 
