@@ -65,6 +65,8 @@ CASES = [
     ("sample.py --attention folder.html", "folder.html is not a file"),
     ("sample.py --attention pipe.html", "pipe.html is not a file"),
     ("train.py --out_dir ./-x", "out_dir is './-x'"),
+    ("train.py --minutes 1 --max_iters 9", "minutes cannot be combined with max_iters"),
+    ("train.py --minutes 1 --lr_decay_iters 9", "minutes cannot be combined with lr_decay_iters"),
     ("train.py --min_lr 1e-4", "min_lr is 0.0001. It needs --lr_decay_iters"),
     ("train.py --meta good.txt", "Name that with --init_from"),
     ("train.py --network missing", "network is 'missing'", "gpt, quill"),

@@ -234,8 +234,8 @@ def test_a_training_step_stays_on_the_device_of_the_model(T):
     config = GPTConfig(n_layer=2, n_head=2, n_embd=16, block_size=16)
     model = GPT(config, vocab_size=5).to("meta")
     ids_BT = torch.zeros(3, T, dtype=torch.int64, device="meta")
-    loss = train.cross_entropy(model(ids_BT), ids_BT)
-    loss.backward()
+    logits_BTV = model(ids_BT)
+    train.training_loss(logits_BTV, ids_BT, 0.9, logits_BTV.detach()).backward()
     train.clip_grad_norm_(model.parameters(), 1.0)
     muon, _ = train.make_optimizers(model, OptimConfig(), muon_dtype=torch.bfloat16)
     muon.step()
@@ -332,6 +332,7 @@ def test_the_output_describes_the_run_and_on_a_terminal_shows_samples(
     for command in ("sample.py run", "train.py --resume run --max_iters 12", "tensorboard"):
         assert command in output.out
     assert output.err.count("validation loss") == 2
+    assert output.err.count("likely to end near") == 1
     assert ("\r" in output.err) == err  # a progress bar
     assert output.err.count("     sampled ␛[31mtext") == (2 if out and err else 0)
     assert "\x1b[31m" not in output.out + output.err
@@ -394,7 +395,9 @@ def test_a_run_from_other_weights_starts_with_their_loss_and_new_rows_for_new_ch
 ):
     before, text = checkpoint.load(trained_run / "best.pt"), text_file.read_text()
     flags = "--max_iters=1 --learning_rate=0 --batch_size=4 --device=cpu --compile=off"
-    flags = ["--data", str(text_file), "--init_from", str(trained_run), *flags.split()]
+    shutil.copytree(trained_run, "base")
+    Path("base/last.pt").unlink()  # best.pt is taken
+    flags = ["--data", str(text_file), "--init_from", "base", *flags.split()]
     assert train.main([*flags, "--n_head", "2", "--out_dir", "same"]) == 0
     assert summary(Path("same"))["val_loss"] == pytest.approx(before.best_val_loss, rel=1e-6)
     assert train.main([*flags, "--block_size", "12", "--out_dir", "shorter"]) == 0
@@ -441,22 +444,25 @@ def test_the_saved_config_repeats_a_run_also_one_from_other_weights(
 
 
 def test_patience_ends_a_run_and_best_pt_holds_its_best(tiny, monkeypatch, capsys):
-    losses = iter([2.0, 1.0, 3.0, 1.5, 0.5])
+    losses = iter([2.0, 1.0, 3.0, 1.5, 1.5, 0.5])  # the last two are of the resumed run
     monkeypatch.setattr(train, "evaluate", lambda *_: next(losses))
     assert tiny("--max_iters=25 --eval_interval=5 --patience=2 --out_dir=run") == 0
     assert checkpoint.load("run/best.pt").step == 10
     assert checkpoint.load("run/last.pt").step == 20
     assert (summary(Path("run"))["best_val_loss"], summary(Path("run"))["val_loss"]) == (1.0, 1.5)
     assert "--resume run --patience 0" in capsys.readouterr().out
+    assert train.main(["--resume", "run", "--patience", "0"]) == 0
+    assert checkpoint.load("run/best.pt").step == checkpoint.load("run/last.pt").step == 25
 
 
 def test_patience_begins_anew_with_the_second_network(tiny, monkeypatch):
-    losses = iter([1.0, 3.0, 2.5, 2.0, 2.2, 2.1, 0.5])  # the first two are of the first network
+    """The first ends as planned."""
+    losses = iter([1.0, 3.0, 3.0, 2.5, 2.0, 2.2, 2.1, 0.5])  # three are of the first network
     monkeypatch.setattr(train, "evaluate", lambda *_: next(losses))
-    flags = "--max_iters=40 --teacher_iters=10 --eval_interval=5 --patience=2"
+    flags = "--max_iters=40 --teacher_iters=15 --eval_interval=5 --patience=2"
     assert tiny(f"{flags} --out_dir=run") == 0
-    assert checkpoint.load("run/best.pt").step == 20
-    assert checkpoint.load("run/last.pt").step == 30
+    assert checkpoint.load("run/best.pt").step == 25
+    assert checkpoint.load("run/last.pt").step == 35
 
 
 def test_a_finished_run_completes_missing_files_and_goes_on_with_more_steps(tiny, monkeypatch):
@@ -484,6 +490,33 @@ def test_a_finished_run_completes_missing_files_and_goes_on_with_more_steps(tiny
         assert speed == pytest.approx(step * 4 * 16 / 1000, rel=0.01)
 
 
+def test_times_are_those_of_steps_and_evaluations_and_decide_when_to_save(tiny, monkeypatch):
+    """With a simulated clock: 100 seconds for a step, 7 for an evaluation."""
+    now, saved, save = [0.0], [], checkpoint.save
+
+    def evaluate(*_):
+        now[0] += 7
+        return 1.0
+
+    def remember_and_save(state, *paths):
+        saved.append(state.step)
+        save(state, *paths)
+
+    def pass_time(_):
+        now[0] += 100
+
+    monkeypatch.setattr(train, "START_TIME", 0.0)
+    monkeypatch.setattr(train.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(train, "evaluate", evaluate)
+    monkeypatch.setattr(checkpoint, "save", remember_and_save)
+    at_steps(monkeypatch, range(20), pass_time)
+    assert tiny("--max_iters=20 --eval_interval=10 --out_dir=run") == 0
+    assert saved == [7, 10, 17, 20]  # after more than SAVE_SECONDS = 600, and at evaluations
+    state = checkpoint.load("run/last.pt")
+    assert (state.train_seconds, state.seconds) == (2000, 2014)
+    assert state.eval_seconds == 7  # when it was saved, the last one was not over
+
+
 def test_a_resumed_run_refuses_what_it_would_replace(tiny, trained_run, monkeypatch, capsys):
     def refused(*argv: str) -> str:
         assert train.main(["--resume", *argv]) == 2
@@ -495,7 +528,11 @@ def test_a_resumed_run_refuses_what_it_would_replace(tiny, trained_run, monkeypa
     assert refused("run/best.pt") == "run/last.pt is of a later step. Resume it, or remove it."
     shutil.copy(trained_run / "best.pt", "run")
     assert refused("run") == "run/best.pt is of another run than run/last.pt. Remove it."
-    Path("run/best.pt").unlink()
+    later = checkpoint.load("whole/last.pt")
+    later.step = 20
+    checkpoint.save(later, Path("run/best.pt"))
+    shutil.copy("whole/last.pt", "run")
+    assert refused("run") == "run/best.pt is of a later step. Resume it, or remove it."
 
 
 def test_a_resumed_run_takes_its_settings_from_the_checkpoint_and_leaves_config_toml(tiny):

@@ -92,12 +92,18 @@ def test_a_wrong_value_of_a_new_config_key_is_refused_by_name(kind, wrong, monke
 
 
 @pytest.mark.parametrize(("modes", "compiles"), [(("on", "True"), 1), (("off", "False"), 0)])
-def test_compile_may_be_written_as_in_nanogpt(modes, compiles, tiny, monkeypatch):
+def test_compile_may_be_written_as_in_nanogpt_and_its_result_is_trained_in_the_number_format(
+    modes, compiles, tiny, monkeypatch
+):
     calls = []
-    monkeypatch.setattr(torch, "compile", lambda function, **_: calls.append(1) or function)
+
+    def compile(network, **_):
+        return lambda x_BT: calls.append(torch.is_autocast_enabled("cpu")) or network(x_BT)
+
+    monkeypatch.setattr(torch, "compile", compile)
     for number, mode in enumerate(modes, start=1):
-        assert tiny(f"--max_iters=1 --compile={mode}") == 0
-        assert len(calls) == number * compiles
+        assert tiny(f"--max_iters=1 --compile={mode} --dtype=bfloat16") == 0
+        assert calls == [True] * (2 * number * compiles)  # a trial, and a step
 
 
 train_values = {

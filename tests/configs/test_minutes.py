@@ -182,6 +182,18 @@ def test_a_network_for_which_the_default_one_is_too_slow_a_measure_is_not_refuse
     assert machine.now == pytest.approx(1200, rel=0.03)
 
 
+def test_the_choice_depends_on_the_kind_of_device_and_the_number_of_processes(monkeypatch):
+    machine, three = SimulatedMachine(1e12, 0.5, 0.1), Processes()
+    three.world_size = 3
+    on_cpu = machine.choose(10**6)
+    assert on_cpu.optim.batch_size % 3 and machine.now == 3.0  # no trial run
+    assert machine.choose(10**6, processes=three).optim.batch_size % 3 == 0
+    monkeypatch.setattr(minutes, "is_cuda", lambda _: True)
+    on_gpu = machine.choose(10**6)
+    assert on_gpu.model.n_embd > on_cpu.model.n_embd
+    assert on_gpu.optim.batch_size > on_cpu.optim.batch_size
+
+
 def test_a_gpu_whose_first_steps_are_slow_gets_the_same_network(monkeypatch):
     monkeypatch.setattr(minutes, "is_cuda", lambda _: True)
     sizes = []

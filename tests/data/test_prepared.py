@@ -63,8 +63,11 @@ def test_the_identity_of_a_text_is_that_of_its_characters(text, other, encoding)
 
 
 def test_a_text_is_read_again_only_if_it_or_the_code_of_the_reader_changed(text_file, monkeypatch):
+    Path("first.txt").write_text("stays")
+
     def current_text() -> str:
-        return text_of(open_prepared([text_file], "utf-8"))
+        text = text_of(open_prepared([Path("first.txt"), text_file], "utf-8"))
+        return text.removeprefix("stays\n")
 
     (source,) = (path for path in prepared.SOURCES if path.name == "reader.py")
     monkeypatch.setattr(prepared, "SOURCES", [Path(shutil.copy(source, "reader.py"))])
@@ -79,6 +82,12 @@ def test_a_text_is_read_again_only_if_it_or_the_code_of_the_reader_changed(text_
     assert current_text() == LINES[::-1]
     Path("reader.py").write_bytes(source.read_bytes().replace(b'"\\n"', b'"\\t"'))
     assert current_text() == "edited"
+
+
+def test_a_text_is_read_again_with_another_encoding(text_file):
+    text_file.write_bytes("é".encode())
+    assert text_of(open_prepared([text_file], "utf-8")) == "é"
+    assert text_of(open_prepared([text_file], "latin-1")) == "Ã©"
 
 
 def test_a_truncated_or_extended_file_is_made_again(text_file):

@@ -66,11 +66,18 @@ def test_fast_attend_is_attend_to_its_precision_and_uses_only_a_proven_kernel(
     q, k, v = (x.to(dtype) for x in random_qkv(T, 600))
     is_half = dtype == torch.bfloat16
     with torch.autocast("cpu", dtype, enabled=is_half):
-        out = fast_attend(q.float(), k.float(), v, causal=True, window=20)
+        out = fast_attend(q.float(), k.float(), v, causal=True, scale=0.3, window=20)
     assert kernel.called == (is_proven and not (is_half and T == 20))
-    exact = attend(q.double(), k.double(), v.double(), causal=True, window=20)
+    exact = attend(q.double(), k.double(), v.double(), causal=True, scale=0.3, window=20)
     tolerance = 0.02 if is_half else 1e-5
     torch.testing.assert_close(out, exact.to(dtype), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_the_kernel_drops_weights(window):
+    q, k, v = random_qkv(7, 7)
+    out, other = (fused_attend(q, k, v, True, window=window, dropout=p) for p in (0.5, 0.0))
+    assert not torch.allclose(out, other)
 
 
 @pytest.mark.parametrize("causal", [False, True])

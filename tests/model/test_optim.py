@@ -2,6 +2,7 @@
 
 import math
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from model import optim
-from model.network import GPTConfig
+from model.network import GPTConfig, make_network
 from model.networks.quill import GPT
 from model.optim import Muon, OptimConfig
 
@@ -20,9 +21,11 @@ def tiny_model() -> GPT:
     return GPT(GPTConfig(n_layer=2, n_head=2, n_embd=16, block_size=8), vocab_size=7)
 
 
-def optimizer_step(config: OptimConfig, make_grad) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+def optimizer_step(
+    config: OptimConfig, make_grad, model: nn.Module | None = None
+) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     """Every parameter before and after one step with gradients from `make_grad`."""
-    model = tiny_model()
+    model = model or tiny_model()
     model.blocks[0].requires_grad_(False)
     for parameter in model.parameters():
         nn.init.normal_(parameter)
@@ -75,14 +78,15 @@ def test_each_network_says_once_at_most_where_it_ends_and_only_before_its_end(
 ):
     config = OptimConfig(max_iters=max_iters, teacher_iters=int(teacher * max_iters))
     evaluations = range(interval, max_iters + 1, interval)
-    said = [step for step in evaluations if optim.expect_end(2.0, step, interval, config)]
-    firsts = [step for step in said if step < config.teacher_iters]
-    seconds = [step for step in said if step > config.teacher_iters]
-    assert len(firsts) <= 1 and len(seconds) <= 1 and len(said) == len(firsts) + len(seconds)
-    assert max_iters not in said
-    steps = max_iters - config.teacher_iters
-    if any(0.1 * steps <= step - config.teacher_iters < steps for step in evaluations):
-        assert seconds
+    lines = {step: optim.expect_end(2.0, step, interval, config) for step in evaluations}
+    for first, end in ((0, config.teacher_iters), (config.teacher_iters, max_iters)):
+        said = [step for step, line in lines.items() if first < step <= end and line]
+        assert len(said) <= 1 and end not in said
+        assert all(("first network" in lines[step]) == (first < end < max_iters) for step in said)
+        if any(0.1 * (end - first) <= step - first < end - first for step in evaluations):
+            assert said
+    cosine = replace(config, lr_decay_iters=10)
+    assert not any(optim.expect_end(2.0, step, interval, cosine) for step in evaluations)
 
 
 @pytest.mark.parametrize("loss", [1.0, 3.0])
@@ -133,7 +137,9 @@ def test_adamw_alone_updates_everything_and_decays_all_matrices_but_no_gains_and
     )
     (adamw,) = optim.make_optimizers(tiny_model(), config, torch.float32)
     assert {group["betas"] for group in adamw.param_groups} == {(0.8, 0.7)}
-    for name, (old, new) in optimizer_step(config, torch.zeros_like).items():
+    sizes = {"n_layer": 2, "n_head": 2, "n_embd": 16, "block_size": 8}
+    model = make_network(GPTConfig("gpt", bias=True, **sizes), 7)  # quill has no gains and biases
+    for name, (old, new) in optimizer_step(config, torch.zeros_like, model).items():
         is_decayed = new.ndim >= 2 and not name.startswith("blocks.0.")  # block 0 is frozen
         torch.testing.assert_close(new, (1 - 0.1 * 0.5 * is_decayed) * old)
 

@@ -84,13 +84,14 @@ def test_logits_equal_the_model_and_nothing_is_written_beyond_the_arrays(B, D, V
 
 
 @needs_compiler
-def test_other_networks_precisions_and_long_windows_are_left_to_pytorch(monkeypatch):
+def test_other_networks_devices_precisions_and_long_windows_are_left_to_pytorch(monkeypatch):
     model = random_gpt().float()
     assert make_csampler(model) is not None
     with torch.autocast("cpu", torch.bfloat16):
         assert make_csampler(model) is None
     assert make_csampler(random_gpt(block_size=csampler.MAX_WINDOW + 1).float()) is None
     assert make_csampler(random_gpt().double()) is None
+    assert make_csampler(random_gpt().float().to("meta")) is None  # not on a CPU
     assert make_csampler(random_gpt(network="gpt").float()) is None
     edited = random_gpt().float()
     edited.has_proven_cache = False

@@ -13,7 +13,7 @@ import torch
 from model.attention import attention_weights, fast_attend
 from model.inspect import page
 from model.inspect.page import attention_page, twins
-from model.inspect.record import record_attention
+from model.inspect.record import record_attention, residual_stream
 from model.run.errors import RunError
 from tests.model.test_networks import random_gpt, random_ids
 
@@ -74,7 +74,12 @@ def test_page_holds_weights_and_losses_and_the_vectors_of_the_textbook_equation(
         likeliest = np.argsort(-probs_V)[:5]
         assert dict(top) == {VOCAB[i]: pytest.approx(probs_V[i], abs=1e-4) for i in likeliest}
 
+    with record_attention(model):
+        stream, lens = residual_stream(model, torch.tensor([ids]))
+    lens_RTV = torch.stack(lens)[:, 0].softmax(-1)
+    np.testing.assert_allclose(data["came"], lens_RTV[:, range(19), ids[1:]], rtol=1e-4)
     np.testing.assert_allclose(data["came"][-1], next_probs, rtol=1e-4)
+    assert data["twins"] == twins(torch.tensor(ids), torch.stack(stream)[:, 0])
 
     assert (data["vectors"] is None) == bool(edited)
     if data["vectors"] is not None:

@@ -43,7 +43,7 @@ def test_recording_leaves_no_trace_also_after_an_error(monkeypatch, error):
         if error is not None:
             raise error
     assert vars(attention) == before
-    assert not any(block._forward_pre_hooks for block in model.blocks)
+    assert not any(module._forward_pre_hooks for module in model.modules())
     assert torch.equal(torch.get_rng_state(), random_state)
 
 

@@ -36,8 +36,9 @@ def test_logits_are_those_of_the_equations(bias):
     torch.testing.assert_close(model(ids_BT), norm(x, "norm") @ weights["embedding.weight"].mT)
 
 
-def test_dropout_is_on_embeddings_attention_weights_and_the_output_of_each_layer(monkeypatch):
-    """In training only."""
+@pytest.mark.parametrize("path", ["equation", "half precision", "kernel"])
+def test_dropout_is_on_embeddings_attention_weights_and_the_output_of_each_layer(monkeypatch, path):
+    """In training only. The kernel is replaced by one that has only dropout."""
     model, dropped = make_network(GPTConfig("gpt", n_layer=3, dropout=0.25), 5), []
 
     def dropout(x, p=0.5, training=True, inplace=False):
@@ -46,11 +47,17 @@ def test_dropout_is_on_embeddings_attention_weights_and_the_output_of_each_layer
         return x
 
     monkeypatch.setattr(F, "dropout", dropout)
-    monkeypatch.setattr(attention, "USES_FUSED_KERNEL", False)
-    model(random_ids(2, 7, V=5))
-    assert dropped == [(0.25, 3), *[(0.25, 4), (0.25, 3), (0.25, 3)] * 3]
-    dropped.clear()
-    model.eval()(random_ids(2, 7, V=5))
+
+    def kernel(q, k, v, mask, p, *args, **options):
+        return dropout(v, p)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", kernel)
+    monkeypatch.setattr(attention, "USES_FUSED_KERNEL", path == "kernel")
+    with torch.autocast("cpu", torch.bfloat16, enabled=path == "half precision"):
+        model(random_ids(2, 7, V=5))
+        assert dropped == [(0.25, 3), *[(0.25, 4), (0.25, 3), (0.25, 3)] * 3]
+        dropped.clear()
+        model.eval()(random_ids(2, 7, V=5))
     assert dropped == []
 
 

@@ -1,10 +1,11 @@
-"""Tests of Quill's network: its feed-forward layer, dropout."""
+"""Tests of Quill's network: its feed-forward layer, dropout, how it starts."""
 
 import pytest
 import torch
 
-from model.networks.quill import Dropout
-from tests.model.test_networks import random_gpt
+from model.network import GPTConfig, make_network
+from model.networks.quill import Dropout, norm
+from tests.model.test_networks import random_gpt, random_ids
 
 NO_POSITIONS = torch.ones(5, 4).double(), torch.zeros(5, 4).double()  # angles of zero
 
@@ -37,3 +38,19 @@ def test_dropout_is_for_training_and_gradients_have_its_mask(shape, dtype):
     out = Dropout(0.5)(x)
     out.sum().backward()
     torch.testing.assert_close(out, x * x.grad)
+
+
+def test_dropout_is_on_the_output_of_each_layer(monkeypatch):
+    model, ids_BT = make_network(GPTConfig(n_layer=3, dropout=0.25), 5), random_ids(2, 7, V=5)
+    assert [block.dropout.p for block in model.blocks] == [0.25] * 3
+    monkeypatch.setattr(Dropout, "forward", lambda self, x: 0 * x)
+    without_layers_BTC = norm(model.embedding(ids_BT))
+    torch.testing.assert_close(model(ids_BT), model.head(norm(without_layers_BTC)))
+
+
+def test_a_new_network_has_small_weights_and_smaller_ones_in_the_last_matrix_of_a_layer():
+    torch.manual_seed(0)
+    model = make_network(GPTConfig(n_layer=8), 65)
+    for name, parameter in model.named_parameters():
+        expected = 0.02 / 24**0.5 if name.endswith("proj.weight") else 0.02  # 8 blocks of 3 layers
+        assert parameter.std().item() == pytest.approx(expected, rel=0.05), name

@@ -57,7 +57,10 @@ def test_signals_are_caught_for_a_while_except_those_that_were_ignored():
         with catch_signals() as caught:
             os.kill(os.getpid(), signal.SIGHUP)
             os.kill(os.getpid(), signal.SIGTERM)
-        assert caught == [signal.SIGTERM]
+            os.kill(os.getpid(), signal.SIGINT)
+            with pytest.raises(KeyboardInterrupt):  # the second of a kind
+                os.kill(os.getpid(), signal.SIGINT)
+        assert caught == [signal.SIGTERM, signal.SIGINT]
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     finally:

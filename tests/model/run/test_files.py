@@ -31,3 +31,11 @@ def test_a_run_directory_nested_too_deep_is_refused(monkeypatch):
     monkeypatch.setattr(Path, "mkdir", Mock(side_effect=RecursionError("too deep")))
     with pytest.raises(UserError, match="cannot be written: too deep"), new_run_dir("a/b"):
         pass
+
+
+def test_a_file_system_may_have_no_locks(tmp_path, monkeypatch):
+    fcntl = pytest.importorskip("fcntl")
+    no_locks = Mock(side_effect=OSError(37, "No locks available"))
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    with new_run_dir(str(tmp_path / "run")) as path:
+        assert path.is_dir() and no_locks.called

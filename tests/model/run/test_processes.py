@@ -30,6 +30,8 @@ def test_processes_of_torchrun_share_a_batch_without_gap_or_overlap(monkeypatch,
 
 EXCHANGES = """
 import json
+import time
+from pathlib import Path
 import torch
 from model.run.processes import Processes
 
@@ -44,15 +46,19 @@ with Processes() as processes:
         gradients += layer.weight.grad[0].tolist()
         layer.zero_grad()
     totals = processes.sum(processes.rank + 1), processes.max(processes.rank + 1)
-    print(json.dumps([gradients, totals]))
+    with processes.main_first():
+        found = Path("written").exists()
+        time.sleep(processes.is_main)
+        Path("written").touch()
+    print(json.dumps([gradients, totals, found]))
 """
 
 
-def test_processes_average_gradients_and_add_up():
+def test_processes_average_gradients_add_up_and_wait_for_what_the_main_one_writes():
     """Gradients are exchanged once for all parts of a batch."""
     started = start_processes(["-c", EXCHANGES], 2)
-    for process in started:
-        assert json.loads(process.communicate(timeout=60)[0]) == [[0.5, 1.0, 1.0, 2.0], [3, 2]]
+    printed = [json.loads(process.communicate(timeout=60)[0]) for process in started]
+    assert printed == [[[0.5, 1.0, 1.0, 2.0], [3, 2], found] for found in (False, True)]
 
 
 @pytest.mark.parametrize("kind", [None, "cuda", "mps"])
