@@ -45,7 +45,7 @@ class TextConfig:
     ] = None
     stop: Annotated[str, "end a text after this"] = ""
     which: Annotated[Literal["best", "last"], "checkpoint of the run"] = "best"
-    meta: Annotated[str | None, "of a ckpt.pt of nanoGPT: the meta.pkl beside its data"] = None
+    meta: Annotated[str | None, "with a ckpt.pt of nanoGPT: its meta.pkl"] = None
     interactive: Annotated[bool, "continue one prompt after another; Ctrl-C ends a text"] = False
     score: Annotated[str | None, "print the loss of this file, per character, and exit"] = None
     attention: Annotated[str | None, "write an HTML page: what each head looked at"] = None
@@ -91,16 +91,15 @@ def sample_texts(
     Each text begins with the prompt; SEPARATOR stands before all but the first.
     """
     vocab, stop = tokenizer.vocab, config.text.stop
-    start = tokenizer.encode(prompt or start_character(vocab), "the prompt").tolist()
+    prompt_ids = tokenizer.encode(prompt or start_character(vocab), "the prompt").tolist()
     yield 0, prompt
-    for i, piece in stream(model, vocab, start, config.sampling, stop):
+    for i, piece in stream(model, vocab, prompt_ids, config.sampling, stop):
         yield i, piece if i == 0 else SEPARATOR + prompt + piece
 
 
 def write(text: str) -> None:
     """Write a piece of text to standard output at once."""
-    sys.stdout.write(escape_control_chars(text, sys.stdout))
-    sys.stdout.flush()
+    print(escape_control_chars(text, sys.stdout), end="", flush=True)
 
 
 def run_interactive(model: nn.Module, tokenizer: CharTokenizer, config: SampleConfig) -> None:
@@ -131,8 +130,8 @@ def run_interactive(model: nn.Module, tokenizer: CharTokenizer, config: SampleCo
 
 
 @report_errors
-def main(argv: list[str]) -> int:
-    """The command line. Returns the exit status."""
+def main(argv: list[str]) -> None:
+    """The command line."""
     parser = ConfigParser(SampleConfig, USAGE, "Write text with a trained model.")
     parser.add_argument("RUN_DIR | CHECKPOINT.pt", nargs="?", help="default: the newest run")
     flags = parser.parse(argv)
@@ -167,7 +166,7 @@ def main(argv: list[str]) -> int:
     about = f"{path}, step {saved.step}, on {machine.device}"
     print_line(about, sys.stderr)
     with out_of_memory_hint("Use a smaller --num_samples or a shorter text."):
-        shown = ""  # on the attention page: the first text, or the one that is scored
+        shown = "" if prompt else start  # on the attention page; the first text is added
         with machine.autocast():
             if score is not None:
                 shown = scored
@@ -178,7 +177,6 @@ def main(argv: list[str]) -> int:
             elif config.text.interactive:
                 run_interactive(model, tokenizer, config)
             else:
-                shown = "" if prompt else start
                 for i, piece in sample_texts(model, tokenizer, prompt, config):
                     if i == 0:
                         shown += piece
@@ -190,7 +188,6 @@ def main(argv: list[str]) -> int:
             page = attention_page(model, saved.vocab, ids, about)
             with atomic_write(Path(config.text.attention).resolve()) as file:  # follows links
                 file.write(page.encode("utf-8", "replace"))
-    return 0
 
 
 if __name__ == "__main__":

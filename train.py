@@ -17,6 +17,7 @@ from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import numpy as np
@@ -55,8 +56,8 @@ SAVE_SECONDS = 600  # last.pt is also saved between evaluations, so that a crash
 
 
 @report_errors
-def main(argv: list[str]) -> int:
-    """The command line: start a run, or resume one. Returns the exit status."""
+def main(argv: list[str]) -> None:
+    """The command line: start a run, or resume one."""
     command = parse_train_command(argv)
     with Processes() as processes, ExitStack() as stack:
         start, config, run_dir = find_start(command, processes, stack)
@@ -75,7 +76,6 @@ def main(argv: list[str]) -> int:
             if command.uses_recipe:
                 config = choose_config(command, start.config, corpus, processes, START_TIME, run)
             run(config, corpus, run_dir=run_dir)
-            return 0
 
 
 def find_start(
@@ -171,7 +171,8 @@ def train(
             state.seconds = seconds()
             state.teacher = teacher.state_dict() if state.teacher else {}
             checkpoint.capture(state, model, optimizers, scaler)
-            logger.flush()  # first: a resumed run does not log these steps again
+            logger.train.flush()  # first: a resumed run does not log these steps again
+            logger.val.flush()
             checkpoint.save(state, *(run_dir / name for name in names))
 
     with catch_signals() as signals, closing(logger):
@@ -219,7 +220,10 @@ def train(
                 eval_start = time.perf_counter()
                 val_loss = evaluate(model, corpus, machine)
                 require_finite("validation loss", val_loss, step)
-                is_best = state.add_evaluation(val_loss)
+                state.val_loss, state.val_step = val_loss, step
+                is_best = state.best_val_loss is None or val_loss < state.best_val_loss
+                if is_best:
+                    state.best_val_loss, state.best_step = val_loss, step
                 logger.val.add_scalar("loss", val_loss, step)
                 logger.val.add_scalar("loss_best", state.best_val_loss, step)
                 speed = f"{state.chars_per_second:>9,.0f} characters/s"
@@ -304,8 +308,7 @@ def train(
             logger.bar.update()
 
         # --------------------------------------------------------------------------------- The end
-        if processes.is_main:
-            log_embedding(logger, model, vocab)
+        logger.log_embedding(model, vocab)
         logger.write_summary(summarize(state, corpus, machine, n_params), finished)
         signal_number = any_signal()  # also one that came in the last step
     if signal_number:
@@ -403,7 +406,8 @@ def log_sample_and_maps(logger: RunLogger, model: nn.Module, corpus: Corpus, ste
     prompt = corpus.tokenizer.encode(start_character(vocab)).tolist()
     pieces = stream(model, vocab, prompt, GenerationConfig(max_new_tokens=300))
     sample = "".join(piece for _, piece in pieces)
-    logger.log_text("sample", sample, step)
+    # Indented, it is code in Markdown, which TensorBoard shows as it is.
+    logger.val.add_text("sample", indent(sample, "    ", lambda line: True), step)
     if sys.stdout.isatty() and sys.stderr.isatty():
         width = max(0, shutil.get_terminal_size().columns - 6)
         logger.print(f"     {' '.join(sample.split())[:width]}")
@@ -417,15 +421,6 @@ def log_sample_and_maps(logger: RunLogger, model: nn.Module, corpus: Corpus, ste
             tag = f"map/block {call.block}, head {head}"
             logger.val.add_image(tag, image_HWC, step, dataformats="HWC")
     model.train()
-
-
-def log_embedding(logger: RunLogger, model: nn.Module, vocab: str) -> None:
-    """Log the table of characters: the first embedding that has a row for each."""
-    labels = [char if char.isprintable() and char != " " else repr(char) for char in vocab]
-    for name, layer in model.named_modules():
-        if isinstance(layer, nn.Embedding) and layer.num_embeddings == len(vocab):
-            logger.log_embedding(name, layer.weight.detach(), labels)
-            break
 
 
 if __name__ == "__main__":

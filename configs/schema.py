@@ -12,7 +12,6 @@ import argparse
 import difflib
 import json
 import tomllib
-from argparse import BooleanOptionalAction
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -42,7 +41,7 @@ class ConfigParser(argparse.ArgumentParser):
                 words = " ".join(filter(None, [help_text, *interval, default]))
                 options: dict[str, Any] = {"help": words.replace("%", "%%")}
                 if kind is bool:
-                    options["action"] = BooleanOptionalAction
+                    options["action"] = argparse.BooleanOptionalAction
                 elif get_origin(kind) is Literal and {type(c) for c in get_args(kind)} == {str}:
                     options["choices"] = get_args(kind)
                 elif kind in (int, float):

@@ -72,7 +72,7 @@ class Command(NamedTuple):
     """The command line of train.py."""
 
     resume: str | None
-    uses_recipe: bool  # for what is not given: a new run without a preset
+    uses_recipe: bool  # a new run without a preset: the recipe chooses what is not given
     given: dict[str, Any]  # the keys of the preset, and the flags
 
 
@@ -113,7 +113,7 @@ def load_config(
     """
     given, start = command.given, start_config
     if start:
-        start = to_dict(make_config(TrainConfig, start))  # also keys that are newer than it
+        start = to_dict(make_config(TrainConfig, start))  # with keys that are newer than it
     if start and command.resume is None:
         for name in FIXED:
             if given.get(name, start[name]) != start[name]:

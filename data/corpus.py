@@ -161,5 +161,4 @@ def open_corpus(config: DataConfig, block_size: int, vocab: str = "") -> Corpus:
     if len(text.vocab) < 2:
         raise UserError(f"{path} repeats one character, {text.vocab!r}. There is nothing to learn.")
     tokenizer = CharTokenizer(vocab + "".join(sorted(set(text.vocab) - set(vocab))))
-    to_model_ids = tokenizer.encode(text.vocab)
-    return Corpus(str(path), tokenizer, text, to_model_ids, train_chars)
+    return Corpus(str(path), tokenizer, text, tokenizer.encode(text.vocab), train_chars)

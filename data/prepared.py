@@ -71,9 +71,8 @@ def _load(path: Path) -> PreparedText:
 def _prepare(files: list[Path], encoding: str, path: Path) -> None:
     """Read the files twice: first to find the vocabulary, then to write their ids to `path`."""
 
-    def chunks(description: str) -> Iterator[str]:
-        bar = {"desc": description, "unit": " chunks", "delay": 1, "disable": None}
-        return tqdm(read_chunks(files, encoding), **bar)
+    def chunks(title: str) -> Iterator[str]:
+        return tqdm(read_chunks(files, encoding), title, unit=" chunks", delay=1, disable=None)
 
     length, is_used = 0, np.zeros(sys.maxunicode + 1, bool)  # of each code point
     for text in chunks("collecting characters"):

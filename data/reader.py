@@ -38,10 +38,9 @@ def find_text_files(path: Path) -> list[Path]:
         for name in subfolders:
             if os.path.islink(linked := Path(folder, name)):
                 raise UserError(f"{linked} is a link to a folder. Name the folder itself.")
-    files.sort()
     if not files:
         raise UserError(f"{path} has no {TEXT_FILES} files.")
-    return files
+    return sorted(files)
 
 
 def read_chunks(files: list[Path], encoding: str) -> Iterator[str]:

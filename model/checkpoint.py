@@ -62,14 +62,6 @@ class Checkpoint:
         chars_per_step = self.config["batch_size"] * self.config["block_size"]
         return self.step * chars_per_step / max(self.train_seconds, 1e-9)
 
-    def add_evaluation(self, val_loss: float) -> bool:
-        """Record the validation loss at `step`; returns whether it is the best so far."""
-        self.val_loss, self.val_step = val_loss, self.step
-        is_best = self.best_val_loss is None or val_loss < self.best_val_loss
-        if is_best:
-            self.best_val_loss, self.best_step = val_loss, self.step
-        return is_best
-
 
 def save(checkpoint: Checkpoint, *paths: Path) -> None:
     """Write the checkpoint to each path. Raises OSError if it cannot be written."""
@@ -158,7 +150,10 @@ def capture(
     states = [state for optimizer in optimizers for state in optimizer.state.values()]
     tensors = [value for state in states for value in state.values() if torch.is_tensor(value)]
     if not all(tensor.isfinite().all() for tensor in [*model.parameters(), *tensors]):
-        raise RunError("the weights are no longer finite. Checkpoints saved before are intact.")
+        raise RunError(
+            "the weights are no longer finite. Checkpoints saved before are intact. Try --dtype "
+            "float32, or in a new run a smaller --learning_rate."
+        )
     checkpoint.model = model.state_dict()
     checkpoint.optimizers = [optimizer.state_dict() for optimizer in optimizers]
     checkpoint.scaler = scaler.state_dict()

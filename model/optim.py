@@ -129,9 +129,8 @@ class Muon(Optimizer):
     The update is orthogonalized Nesterov momentum (Jordan et al. 2024, "Muon"). Each of its rows,
     which are the weights of one output, is scaled to AdamW's update RMS of about 0.2. (Liu et al.
     2025, "Muon is scalable", scale the whole matrix; Li et al. 2025, "NorMuon", each row by a
-    running mean.)
-    `torch.optim.Muon` takes one small matrix after the other, which leaves the processor mostly
-    idle: three times as slow.
+    running mean.) `torch.optim.Muon` takes one small matrix after the other, which leaves the
+    processor mostly idle: three times as slow.
     """
 
     MOMENTUM = 0.95

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from model.run.errors import print_line
 from model.run.files import atomic_write
@@ -35,8 +35,7 @@ IS_PROVEN = is_proven(
 def make_csampler(model: nn.Module) -> Callable[[int], Callable[[np.ndarray], np.ndarray]] | None:
     """`make_step_fn` for this model and B texts, or None if the C sampler cannot be used.
 
-    It is for quill, as long as its code is what was tested, in float32 on a CPU. If the library
-    cannot be compiled, a note on standard error says so, once.
+    It is for quill, as long as its code is what was tested, in float32 on a CPU.
     """
     weight = next(model.parameters())
     is_float32 = weight.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
@@ -95,16 +94,14 @@ def pack_weights(model: nn.Module) -> np.ndarray:
 
     A matrix is stored COLUMNS outputs at a time, padded with zeros.
     """
-
-    def pack_matrix(weight_OC: Tensor) -> np.ndarray:
-        outputs, inputs = weight_OC.shape
-        padded = np.pad(weight_OC.numpy(), ((0, round_up(outputs) - outputs), (0, 0)))
-        return padded.reshape(-1, COLUMNS, inputs).transpose(0, 2, 1)
-
     parts = []
     for name, weight in model.state_dict().items():
-        is_matrix = weight.ndim == 2 and name != "embedding.weight"
-        parts.append(np.ravel(pack_matrix(weight) if is_matrix else weight.numpy()))
+        array = weight.numpy()
+        if array.ndim == 2 and name != "embedding.weight":
+            outputs, inputs = array.shape
+            padded = np.pad(array, ((0, round_up(outputs) - outputs), (0, 0)))
+            array = padded.reshape(-1, COLUMNS, inputs).transpose(0, 2, 1)
+        parts.append(array.ravel())
     return np.concatenate(parts)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import normalize
+from torch.nn.functional import cosine_similarity, cross_entropy
 
 from model.attention import USES_FUSED_KERNEL
 from model.inspect.record import record_attention, residual_stream
@@ -29,9 +29,8 @@ LEVELS = 32766  # weights are rounded to so many parts; 256 characters take abou
 def attention_page(model: nn.Module, vocab: str, ids: list[int], about: str) -> str:
     """An HTML page, complete in itself, that shows what `model` computed for a text.
 
-    It shows the first MAX_PAGE_CHARS characters, and of a network that
-    reads the text in one pass at most block_size.
-    `model` is in eval mode. Raises RunError if no attention could be recorded.
+    It shows the first MAX_PAGE_CHARS characters, and of a network that reads the text in one pass
+    at most block_size. `model` is in eval mode. Raises RunError if no attention could be recorded.
     """
     reads_on = model.has_proven_cache and model.max_length is None
     shown = ids[: MAX_PAGE_CHARS if reads_on else min(MAX_PAGE_CHARS, model.config.block_size)]
@@ -46,8 +45,7 @@ def attention_page(model: nn.Module, vocab: str, ids: list[int], about: str) -> 
             "causal mask, a query and a key for each character, so that it calls attention_weights "
             "once."
         )
-    log_probs_TV = logits_BTV[0].float().log_softmax(-1)
-    nll = -log_probs_TV[:-1].gather(1, ids_T[1:, None])[:, 0]
+    nll = cross_entropy(logits_BTV[0, :-1].float(), ids_T[1:], reduction="none")
     with record_attention(model):  # the equation runs here, too: the same rounding
         stream, lens = residual_stream(model, ids_T[None])
     lens_RTV = torch.stack([x_BTV[0].float().softmax(-1) for x_BTV in lens or [logits_BTV]])
@@ -100,15 +98,14 @@ def twins(ids_T: Tensor, stream_RTC: Tensor) -> list[list[list[float]]]:
 
     Of these, the two whose vectors after the last block are the most and least similar (cosine).
     """
-    unit_RTC = normalize(stream_RTC, dim=-1)
     found = []
     for t, id_ in enumerate(ids_T.tolist()):
         places_N = (ids_T == id_).nonzero()[:, 0]
         places_N = places_N[places_N != t]
-        similarity_RN = unit_RTC[:, places_N] @ unit_RTC[:, t, :, None]
-        order_N = similarity_RN[-1, :, 0].argsort(descending=True)
+        similarity_RN = cosine_similarity(stream_RTC[:, places_N], stream_RTC[:, t, None], dim=-1)
+        order_N = similarity_RN[-1].argsort(descending=True)
         ends = dict.fromkeys([*order_N[:1].tolist(), *order_N[-1:].tolist()])
-        rows = similarity_RN[..., 0].mT.tolist()
+        rows = similarity_RN.mT.tolist()
         found.append([[places_N[n].item(), *(round(x, 2) for x in rows[n])] for n in ends])
     return found
 

@@ -13,8 +13,6 @@ from torch import Tensor, nn
 
 from model import attention
 
-REPLACED = ("attend", "attention_weights", "USES_FUSED_KERNEL")  # of model.attention
-
 
 class AttentionCall(NamedTuple):
     """One call of `attend`: its arguments, and the weights that it used."""
@@ -38,7 +36,7 @@ def record_attention(model: nn.Module) -> Iterator[list[AttentionCall]]:
     without a weight for each head and pair of characters.
     """
     calls, blocks, weights, shapes = [], [], [], []
-    originals = {name: vars(attention)[name] for name in REPLACED}
+    originals = dict(vars(attention))
 
     def attention_weights(*args, **options) -> Tensor:
         weights.append(originals["attention_weights"](*args, **options))
@@ -55,8 +53,7 @@ def record_attention(model: nn.Module) -> Iterator[list[AttentionCall]]:
         return out_BHTD
 
     model_hook = model.register_forward_pre_hook(lambda _, args: shapes.append(args[0].shape))
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(model_hook)
+    with model_hook, contextlib.ExitStack() as stack:
         for block in set(model.blocks):  # one may be used several times
             stack.enter_context(block.register_forward_pre_hook(lambda *_: blocks.append(1)))
         stack.callback(vars(attention).update, originals)

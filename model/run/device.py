@@ -92,7 +92,9 @@ class Machine:
         pass; the caller clears the gradients. If it fails, one warning says why, and `network`
         itself is returned.
         """
-        if not is_compiled(mode, self.device):
+        # (`choose_config` may have set auto to on.)
+        is_wanted = mode in ("on", "True") or (mode == "auto" and self.device.type == "cuda")
+        if not is_wanted:
             return network
         torch.use_deterministic_algorithms(True)  # tells the compiler, too
         options = {}
@@ -132,11 +134,6 @@ def choose_device(name: str) -> torch.device:
 def is_cuda(device_name: str) -> bool:
     """Whether the device of that name is a CUDA GPU."""
     return choose_device(device_name).type == "cuda"
-
-
-def is_compiled(mode: str, device: torch.device) -> bool:
-    """Whether networks are compiled on this device. (`choose_config` may set auto to on.)"""
-    return mode in ("on", "True") or (mode == "auto" and device.type == "cuda")
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:

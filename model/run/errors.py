@@ -21,19 +21,17 @@ CONTROL_PICTURES |= dict.fromkeys([*range(0x2028, 0x202F), *range(0x2066, 0x206A
 class UserError(ValueError):
     """The input is wrong: a flag, a file, a text. Shown as one line; exit status 2."""
 
-    exit_status = 2
-
 
 class RunError(RuntimeError):
     """The run cannot go on: disk, memory, divergence. Shown as one line; exit status 1."""
 
 
-def report_errors(main: Callable[[list[str]], int]) -> Callable[..., int]:
+def report_errors(main: Callable[[list[str]], None]) -> Callable[..., int]:
     """Decorator of a command's main(argv): an expected error becomes one line on standard error.
 
     These are UserError, RunError, and OSError (a full disk, a folder that was deleted). Returns
-    main's exit status, the error's, 130 after Ctrl-C, or 0 if nobody reads standard output any
-    more. Every other exception is a bug and keeps its traceback.
+    the exit status: 2, 1, 130 after Ctrl-C, that of sys.exit, or 0, also if nobody reads standard
+    output any more. Every other exception is a bug and keeps its traceback.
     """
 
     @functools.wraps(main)
@@ -41,17 +39,17 @@ def report_errors(main: Callable[[list[str]], int]) -> Callable[..., int]:
         if hasattr(sys.stdout, "reconfigure"):
             sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace", newline="")
         try:
-            return main(sys.argv[1:] if argv is None else argv)
+            main(sys.argv[1:] if argv is None else argv)
         except SystemExit as done:  # argparse after --help, training after a signal
             return int(done.code or 0)
         except KeyboardInterrupt:
             return 128 + signal.SIGINT
         except BrokenPipeError:  # the reader, such as head, has enough
             redirect_to_devnull(sys.stdout)
-            return 0
         except (UserError, RunError, OSError) as error:
             print_line("error: " + " ".join(str(error).split()), sys.stderr)
-            return getattr(error, "exit_status", 1)
+            return 2 if isinstance(error, UserError) else 1
+        return 0
 
     return wrapper
 

@@ -6,10 +6,9 @@ import shutil
 import sys
 import threading
 from pathlib import Path
-from textwrap import indent
 from typing import Any
 
-from torch import Tensor
+from torch import nn
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 from tqdm import tqdm
@@ -58,23 +57,18 @@ class RunLogger:
             total=max_iters, initial=step, unit="step", dynamic_ncols=True, disable=None
         )
 
-    def log_text(self, tag: str, text: str, step: int) -> None:
-        """Add a text, shown as it is."""
-        self.val.add_text(tag, indent(text, "    ", lambda line: True), step)  # code in Markdown
-
-    def log_embedding(self, tag: str, weight_VC: Tensor, labels: list[str]) -> None:
-        """Show an embedding in the Projector, in place of an earlier one."""
-        shutil.rmtree(self.run_dir / "val" / "00000", ignore_errors=True)
-        self.val.add_embedding(weight_VC, labels, tag=tag)
+    def log_embedding(self, model: nn.Module, vocab: str) -> None:
+        """Show the first embedding that has a row for each character in the Projector."""
+        labels = [char if char.isprintable() and char != " " else repr(char) for char in vocab]
+        for name, layer in model.named_modules():
+            if isinstance(layer, nn.Embedding) and layer.num_embeddings == len(vocab):
+                shutil.rmtree(self.run_dir / "val" / "00000", ignore_errors=True)  # an earlier one
+                self.val.add_embedding(layer.weight.detach(), labels, tag=name)
+                break
 
     def print(self, text: str) -> None:
         """Print to standard error."""
         print_line(text, sys.stderr)
-
-    def flush(self) -> None:
-        """Write all that was logged to files."""
-        self.train.flush()
-        self.val.flush()
 
     def write_summary(self, summary: dict[str, Any], finished: bool) -> None:
         """Write summary.json; print the result and the commands to go on with."""
