@@ -40,7 +40,7 @@ class CompileConfig(DeviceConfig):
 
     compile: Annotated[
         Literal["auto", "on", "off", "True", "False"],
-        "torch.compile; auto: on CUDA, and on a CPU with --minutes of 6 or more",
+        "torch.compile; auto: on CUDA, and on a CPU with enough --minutes (6 for 4 blocks)",
     ] = "auto"
 
 
