@@ -1,4 +1,4 @@
-"""The textbook GPT, as in nanoGPT, and with --bias as in GPT-2 (Radford et al. 2019).
+"""The textbook GPT, as in nanoGPT; with --bias GPT-2 (Radford et al. 2019) with the exact GELU.
 
 A block has two layers, attention and a feed-forward layer. Each reads the normalized residual
 stream x_BTC and adds its output to it.
@@ -91,7 +91,7 @@ class GPT(nn.Module):
         self.init_weights()
 
     def init_weights(self) -> None:
-        """Small random weights; in `proj` smaller by the root of the number of layers with one."""
+        """Standard deviation 0.02; in `proj` divided by √(number of these layers), as in GPT-2."""
         for name, parameter in self.named_parameters():
             if name.endswith("bias"):
                 nn.init.zeros_(parameter)

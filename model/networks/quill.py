@@ -1,7 +1,7 @@
 """Quill's network: a GPT that learns a character-level text in less time than the textbook's.
 
-docs/ideas.md says what each difference from gpt.py is worth. The C sampler computes this network,
-while the code of this file and of attention.py is what it was tested against.
+docs/attention.md lists its differences from gpt.py; docs/ideas.md says what they are worth. The C
+sampler is used while the code of this file and of attention.py is what it was tested against.
 
 Shapes: B batch, T time (characters), C channels (n_embd), H heads, D head width (C / H), E half of
 it (D / 2), S keys, V vocabulary.
@@ -32,7 +32,7 @@ def rotation_angles(start: int, T: int, D: int, like: Tensor) -> tuple[Tensor, T
 
 
 def rotate(x_BHTD: Tensor, cos_TE: Tensor, sin_TE: Tensor) -> Tensor:
-    """Rotate each feature pair by its position's angle.
+    """Rotary position embedding (RoPE): rotate each feature pair by its position's angle.
 
     The dot product of a rotated query and a rotated key depends only on the distance between them.
     """
@@ -51,14 +51,14 @@ def norm(x: Tensor) -> Tensor:
 class Attention(nn.Module):
     """Multi-head causal self-attention: query, key and value are three projections of one input."""
 
-    def __init__(self, n_embd: int, n_head: int, window: int) -> None:
+    def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        self.n_head = n_head
-        self.window = window
-        self.query = nn.Linear(n_embd, n_embd, bias=False)
-        self.key = nn.Linear(n_embd, n_embd, bias=False)
-        self.value = nn.Linear(n_embd, n_embd, bias=False)
-        self.proj = nn.Linear(n_embd, n_embd, bias=False)
+        C = config.n_embd
+        self.config = config
+        self.query = nn.Linear(C, C, bias=False)
+        self.key = nn.Linear(C, C, bias=False)
+        self.value = nn.Linear(C, C, bias=False)
+        self.proj = nn.Linear(C, C, bias=False)
 
     def forward(
         self, x_BTC: Tensor, cos_TE: Tensor, sin_TE: Tensor, cache: Cache | None = None
@@ -67,15 +67,15 @@ class Attention(nn.Module):
         q_BHTD = rotate(self.split_heads(self.query(x_BTC)), cos_TE, sin_TE)
         k_BHTD = rotate(self.split_heads(self.key(x_BTC)), cos_TE, sin_TE)
         v_BHTD = self.split_heads(self.value(x_BTC))
-        k_BHSD, v_BHSD = k_BHTD, v_BHTD
+        k_BHSD, v_BHSD, window = k_BHTD, v_BHTD, self.config.block_size
         if cache is not None:
-            k_BHSD, v_BHSD = cache.append(self, k_BHTD, v_BHTD, self.window)
-        out_BHTD = fast_attend(q_BHTD, k_BHSD, v_BHSD, causal=True, window=self.window)
+            k_BHSD, v_BHSD = cache.append(self, k_BHTD, v_BHTD, window)
+        out_BHTD = fast_attend(q_BHTD, k_BHSD, v_BHSD, causal=True, window=window)
         return self.proj(out_BHTD.transpose(1, 2).flatten(2))
 
     def split_heads(self, x_BTC: Tensor) -> Tensor:
         """x_BTC to x_BHTD."""
-        return x_BTC.unflatten(-1, (self.n_head, -1)).transpose(1, 2)
+        return x_BTC.unflatten(-1, (self.config.n_head, -1)).transpose(1, 2)
 
 
 class MLP(nn.Module):
@@ -142,10 +142,10 @@ class Block(nn.Module):
         self.shift_mlp_1 = TokenShift()
         self.mlp_1 = MLP(config)
         self.shift_attention = TokenShift()
-        self.attention = Attention(config.n_embd, config.n_head, window=config.block_size)
+        self.attention = Attention(config)
         self.shift_mlp_2 = TokenShift()
         self.mlp_2 = MLP(config)
-        # Not for attention weights: the fused kernel is slower with dropout.
+        # Not for attention weights: with dropout the fused kernel, where it is used, is slower.
         self.dropout = Dropout(config.dropout)
 
     def forward(
@@ -161,7 +161,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """A decoder-only transformer whose positions are told by `rotate`, not by an embedding."""
+    """A decoder-only transformer with rotary positions in place of a position embedding."""
 
     max_length = None  # reads texts of any length, since positions are relative
 
@@ -176,7 +176,7 @@ class GPT(nn.Module):
         self.init_weights()
 
     def init_weights(self) -> None:
-        """Small random weights; in `proj` smaller by the root of the number of layers with one."""
+        """Standard deviation 0.02; in `proj` divided by √(number of these layers), as in GPT-2."""
         for name, parameter in self.named_parameters():
             if name.endswith("proj.weight"):
                 nn.init.normal_(parameter, std=0.02 * (3 * self.config.n_layer) ** -0.5)

@@ -12,6 +12,7 @@ from model.attention import (
     fast_attend,
     fused_attend,
 )
+from model.network import GPTConfig
 from model.networks.quill import Attention, rotate, rotation_angles
 
 NO_POSITIONS = torch.ones(6, 2).double(), torch.zeros(6, 2).double()  # angles of zero
@@ -109,7 +110,7 @@ def test_scaling_keeps_the_variance_of_the_scores_at_1(D):
 def random_attention() -> Attention:
     """Three heads of width 4, in which no matrix is zero."""
     torch.manual_seed(1)
-    attention = Attention(n_embd=12, n_head=3, window=100).double()
+    attention = Attention(GPTConfig(n_embd=12, n_head=3)).double()
     nn.init.normal_(attention.proj.weight)
     return attention
 
