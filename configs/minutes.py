@@ -17,8 +17,8 @@ from model.run.errors import UserError, print_line
 from model.run.processes import Processes
 
 FIRST_STEPS = 10  # of the first trial run
-MIN_STEPS = 10  # of a run
 TRIAL_SHARE = 1 / 25  # of the run, for the trial run that tells how many steps fit
+MAX_TRIAL_SECONDS = 300  # of its steps; it shows nothing and saves nothing
 COMPILE_SECONDS = 350  # on a CPU, compiling four blocks pays off in runs of at least this length
 # The first trial run ignores these flags where they are above the default, so that it is short.
 SIZE_KEYS = ("n_layer", "n_head", "n_embd", "block_size", "batch_size")
@@ -61,7 +61,7 @@ def choose_config(
 
     `start_config` is that of the checkpoint that the run begins with, or empty. Without --minutes,
     the choice is a function of the text's length, the kind of device, and the number of processes.
-    Raises UserError if hardly any steps fit into the minutes.
+    Raises UserError if the minutes are too few for a run.
     """
     config = load_config(command, start_config)
     on_gpu = is_cuda(config.system.device)
@@ -90,6 +90,8 @@ def choose_config(
         # A few steps of the default network, or of a smaller one that is given, tell how large a
         # network fits, without compilation. The first evaluation of a process takes longer than
         # others; it is made here, on a few characters.
+        if processes.is_main:
+            print_line("recipe  measuring the speed of this machine", sys.stderr)
         default, steps = to_dict(TrainConfig()), FIRST_STEPS
         small = {k: v for k, v in given.items() if k not in SIZE_KEYS or v <= default[k]}
         if start_config:  # its network, which may be large, is trained as it will be
@@ -115,11 +117,10 @@ def choose_config(
         if 2 * step_flops / speed > time_left():
             raise too_short
         speed, _, _ = measure(run_trial, config, short_corpus, 2, processes)
-        run_steps = min(values["max_iters"], speed * 60 * minutes / step_flops)
-        steps = max(2, round(TRIAL_SHARE * run_steps))
-        # An evaluation is a forward pass, about a third of the computation of training.
-        evaluation_steps = budget.eval_chars / 3 / (values["batch_size"] * values["block_size"])
-        if (steps + evaluation_steps) * step_flops / speed > time_left():
+        trial_seconds = min(TRIAL_SHARE * 60 * minutes, MAX_TRIAL_SECONDS)
+        trial_steps = min(TRIAL_SHARE * values["max_iters"], trial_seconds * speed / step_flops)
+        steps = max(2, round(trial_steps))
+        if steps * step_flops / speed > time_left():
             raise too_short
         speed, evaluation_seconds, rest = measure(run_trial, config, corpus, steps, processes)
         given |= {key: values[key] for key in MEASURED_KEYS}
@@ -134,9 +135,7 @@ def choose_config(
             if run_seconds <= seconds:
                 break
             flops *= min(seconds / run_seconds, 0.995)
-        # A short text may allow only a few steps, however much time there is.
-        min_steps = min(MIN_STEPS, load(given, math.inf).optim.max_iters)
-        if run_seconds > seconds or config.optim.max_iters < min_steps:
+        if run_seconds > seconds:
             raise too_short
         budget = replace(budget, flops=speed * seconds)
     else:
