@@ -52,7 +52,7 @@ from model.run.files import lock_run_dir, new_run_dir
 from model.run.logger import RunLogger, SilentLogger
 from model.run.processes import Processes
 
-SAVE_SECONDS = 600  # last.pt is also saved between evaluations, so that a crash loses no more
+SAVE_SECONDS = 600  # between evaluations, last.pt is saved so often
 
 
 @report_errors
@@ -61,6 +61,7 @@ def main(argv: list[str]) -> None:
     command = parse_train_command(argv)
     with Processes() as processes, ExitStack() as stack:
         start, config, run_dir = find_start(command, processes, stack)
+        training_machine(config.system, processes)  # refuses a wrong device before the text is read
         with out_of_memory_hint(
             "A larger --gradient_accumulation_steps needs less, and in a new run a smaller "
             "--batch_size, --block_size, --n_layer or --n_embd."
@@ -83,7 +84,7 @@ def find_start(
 ) -> tuple[Checkpoint, TrainConfig, Path | None]:
     """The state to begin with, the config, and the main process's run directory, locked.
 
-    The config of a run without a preset is for Tiny Shakespeare, until its text is known.
+    The config of a run without a preset is provisional: that of Tiny Shakespeare.
     """
     if command.resume is not None:
         path = checkpoint.resolve(command.resume, "last")
@@ -198,7 +199,7 @@ def train(
 
         # ------------------------------------------------------------------------ The training loop
         def any_signal() -> int:
-            """A signal that a process got, or 0."""
+            """The number of a signal that any process received, or 0."""
             return int(processes.max(max(signals, default=0)))
 
         while True:
@@ -264,10 +265,10 @@ def train(
             for i, (x_BT, y_BT) in enumerate(micro_batches(step), start=1):
                 training_model.require_backward_grad_sync = i == accumulation_steps
                 with machine.autocast():
-                    taught_BTV = teacher_logits(x_BT) if state.teacher else None
+                    teacher_logits_BTV = teacher_logits(x_BT) if state.teacher else None
                     logits_BTV = training_logits(x_BT)
                     loss = training_loss(
-                        logits_BTV, y_BT, optim_config.train_temperature, taught_BTV
+                        logits_BTV, y_BT, optim_config.train_temperature, teacher_logits_BTV
                     )
                 scaler.scale(loss / accumulation_steps).backward()
                 if is_logged:  # without temperature and teacher, like the validation loss
@@ -357,20 +358,20 @@ def summarize(state: Checkpoint, corpus: Corpus, machine: Machine, n_params: int
 
 
 def training_loss(
-    logits_BTV: Tensor, y_BT: Tensor, temperature: float, taught_BTV: Tensor | None = None
+    logits_BTV: Tensor, y_BT: Tensor, temperature: float, teacher_logits_BTV: Tensor | None = None
 ) -> Tensor:
     """Mean loss in nats per character.
 
-    With a teacher's logits `taught_BTV`, it is the average of the losses against the text and
-    against the teacher's predictions. A temperature below 1 sharpens the predictions in training
-    only. Evaluation and sampling are then less confident, as they should be after many epochs. (Guo
-    et al. 2017, "On calibration", fit a temperature after training.)
+    With the logits of a teacher, it is the average of the losses against the text and against the
+    teacher's predictions. A temperature below 1 sharpens the predictions in training only.
+    Evaluation and sampling are then less confident, as they should be after many epochs. (Guo et
+    al. 2017, "On calibration", fit a temperature after training.)
     """
     logits_BTV = logits_BTV / temperature
     loss = cross_entropy(logits_BTV, y_BT)
-    if taught_BTV is None:
+    if teacher_logits_BTV is None:
         return loss
-    probs_BTV = taught_BTV.float().softmax(dim=-1)  # without the temperature
+    probs_BTV = teacher_logits_BTV.float().softmax(dim=-1)  # without the temperature
     return (loss + cross_entropy(logits_BTV, probs_BTV)) / 2
 
 

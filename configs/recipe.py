@@ -94,8 +94,8 @@ def recipe(budget: Budget, given: dict[str, Any]) -> dict[str, Any]:
     # For a text that is read often: a teacher, and against overfitting dropout and a temperature.
     chars_per_step = batch_size * values["block_size"]
     steps = min(budget.flops / step_flops(values), max_chars(budget) / chars_per_step)
-    # With the teacher's forward pass, the second network's steps take a third longer. So n steps, t
-    # of them without a teacher, cost as much as t + 4/3 (n - t) = `steps`; here that gives n.
+    # A step with a teacher's forward pass costs 4/3. So n steps, t of them without a teacher, cost
+    # t + 4/3 (n - t) = `steps`, which gives n.
     if teacher_iters := values.get("teacher_iters"):
         steps = max(teacher_iters / TEACHER_SHARE, (3 * steps + teacher_iters) / 4)
     steps = values.get("max_iters", values.get("lr_decay_iters") or steps)

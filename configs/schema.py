@@ -1,6 +1,6 @@
-"""Configs as frozen dataclasses of groups, whose fields are flags and TOML keys.
+"""A config is a frozen dataclass of groups; each field of a group is a flag and a TOML key.
 
-One line of a group makes a flag, a TOML key and a line of --help:
+It also makes a line of --help:
 
     n_layer: Annotated[int, "number of blocks", "[1, 1000]"] = 2
 
@@ -122,7 +122,11 @@ def unicode_text(text: str) -> str:
 
 
 def make_config(config_class: type, values: dict[str, Any]) -> Any:
-    """The config with these values, all others default. Raises UserError if they do not fit."""
+    """The config with these values, all others default; unknown keys are ignored.
+
+    (Old checkpoints may have them; the parser refuses them.) Raises UserError if values do not fit
+    each other.
+    """
     groups = {}
     for name, group_class in get_type_hints(config_class).items():
         keys = {f.name for f in fields(group_class)}

@@ -59,9 +59,9 @@ USAGE = """\
 python train.py [PRESET.toml] [--key value ...]
        python train.py --resume RUN_DIR [--key value ...]"""
 DESCRIPTION = """\
-Train a character-level GPT. Without a preset, size, steps and regularization follow from the length
-of the text and --minutes (configs/recipe.py), around the flags that are given. A preset states what
-differs from the defaults below."""
+Train a character-level GPT. Without a preset, size, batch, steps, learning rate, evaluations and
+regularization follow from the length of the text, the device and --minutes (configs/recipe.py),
+around the flags that are given. A preset states what differs from the defaults below."""
 RESUMABLE = ("data", "max_iters", "eval_interval", "log_interval", "patience")
 RESUMABLE += ("device", "dtype", "compile", "gradient_accumulation_steps")
 # --init_from cannot change these: the weights would not fit, or would mean something else.
@@ -79,11 +79,11 @@ class Command(NamedTuple):
 def parse_train_command(argv: list[str]) -> Command:
     """The command line of train.py. Raises UserError."""
     parser = ConfigParser(TrainConfig, USAGE, DESCRIPTION)
-    parser.add_argument("PRESET.toml", nargs="?", help="a file of keys")
+    parser.add_argument("preset", nargs="?", metavar="PRESET.toml", help="a file of keys")
     resume_help = f"continue a run; may change {', '.join(RESUMABLE)}"
     parser.add_argument("--resume", metavar="RUN_DIR", help=resume_help)
     flags = parser.parse(argv)
-    preset, resume = flags.pop("PRESET.toml", None), flags.pop("resume", None)
+    preset, resume = flags.pop("preset", None), flags.pop("resume", None)
     if resume is not None:
         if preset is not None:
             raise UserError(f"--resume takes all keys from the checkpoint. Leave out {preset!r}.")
@@ -103,13 +103,14 @@ def parse_train_command(argv: list[str]) -> Command:
 def load_config(
     command: Command, start_config: dict[str, Any], budget: Budget | None = None
 ) -> TrainConfig:
-    """The config of a run.
+    """The config of a run. `start_config` is that of the checkpoint that it begins with, or empty.
 
-    `start_config` is that of the checkpoint that it begins with; it may be empty. A run that is
-    resumed takes all keys from there. Another run takes the network's keys (except dropout) where
-    they are not given; keys in FIXED must not differ. Without a preset, the recipe chooses the keys
-    that depend on `budget` (default: Tiny Shakespeare's). All others have defaults. Raises
-    UserError.
+    Raises UserError. What is not given is taken, in this order, from
+
+    - `start_config`: for --resume all keys; for --init_from those of the network, except dropout
+      (keys in FIXED must not be given differently);
+    - without a preset, the recipe for `budget` (default: Tiny Shakespeare's);
+    - the defaults.
     """
     given, start = command.given, start_config
     if start:

@@ -125,7 +125,7 @@ class Corpus:
 
 
 def examples_per_epoch(length: int, block_size: int) -> int:
-    """How many examples a text is cut into; one less than fit, for a random offset."""
+    """How many examples a text is cut into; one less than fit, to leave room for an offset."""
     return max(1, (length - 1) // block_size - 1)
 
 

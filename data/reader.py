@@ -1,4 +1,4 @@
-"""Which files a path means, and files to text.
+"""Finds text files and decodes them.
 
 For another format, such as JSON Lines, change TEXT_FILES, and let `read_file`, which makes text of
 one file, treat files with that ending in another way.

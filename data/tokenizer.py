@@ -24,7 +24,7 @@ class CharTokenizer:
         if (ids_T < 0).any():
             unknown = sorted(set(text).difference(self.vocab))
             raise UserError(
-                f"{name} has {len(unknown)} characters that are not in the vocabulary: "
+                f"{name} has characters that are not in the vocabulary ({len(unknown)}): "
                 + " ".join(map(repr, unknown[:50]))
             )
         return ids_T

@@ -1,1 +1,1 @@
-"""The network, its optimizers, sampling, checkpoints. Imports its folders run/ and fast/ only."""
+"""Network, optimizers, sampling, checkpoints. Imports run/ and fast/, and networks/ by name."""

@@ -34,7 +34,7 @@ class Checkpoint:
     A new run begins with an empty one, or with the weights of another run.
     """
 
-    config: dict[str, Any] = field(default_factory=dict)  # all keys except out_dir
+    config: dict[str, Any] = field(default_factory=dict)  # what has a value, without out_dir
     vocab: str = ""
     data_sha256: str = ""
     run_id: str = ""  # the same in all checkpoints of a run
@@ -93,8 +93,9 @@ def load(path: Path | str) -> Checkpoint:
     except (pickle.UnpicklingError, TypeError) as error:
         problem += f": {error}"
     other = {"last.pt": "best.pt", "best.pt": "last.pt"}.get(path.name)
-    hint = f" The run's {other} may be intact; name that file." if other else ""
-    raise UserError(f"{path} {problem}.{hint}")
+    if other and os.path.isfile(path.with_name(other)):
+        problem += f". The run's {other} may be intact; name that file"
+    raise UserError(f"{path} {problem}.")
 
 
 def load_to_resume(path: Path) -> Checkpoint:
@@ -108,7 +109,7 @@ def load_to_resume(path: Path) -> Checkpoint:
         raise UserError(f"{path.parent} has no config.toml, so it is not the directory of a run.")
     for name in {"last.pt", "best.pt"} - {path.name}:
         with contextlib.suppress(FileNotFoundError):
-            open(path.with_name(name), "rb").close()  # what cannot be read now may be intact
+            open(path.with_name(name), "rb").close()  # one that cannot be read may be intact
         try:
             other = load(path.with_name(name))
         except UserError:  # missing or damaged
@@ -116,9 +117,9 @@ def load_to_resume(path: Path) -> Checkpoint:
                 checkpoint.best_val_loss = checkpoint.best_step = None
             continue
         if other.run_id != checkpoint.run_id:
-            raise UserError(f"{path.with_name(name)} is of another run than {path}. Remove it.")
+            raise UserError(f"{path.with_name(name)} is of another run than {path}. Move it.")
         if other.step > checkpoint.step:
-            raise UserError(f"{path.with_name(name)} is of a later step. Resume it, or remove it.")
+            raise UserError(f"{path.with_name(name)} is of a later step. Resume it, or move it.")
         if name == "best.pt" and other.step != checkpoint.best_step:  # an old copy
             checkpoint.best_val_loss = checkpoint.best_step = None
     return checkpoint

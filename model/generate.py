@@ -111,8 +111,8 @@ def generate(
 ) -> Iterator[np.ndarray]:
     """Yield ids_B, the next character of each text that continues `prompt`.
 
-    `samples` are the numbers of the texts to write. Text i depends only on (seed, i), not on what
-    is written beside it.
+    `samples` are the numbers of the texts to write. The random numbers of text i depend only on
+    (seed, i), so other texts change it by rounding at most.
     """
     B, start = len(samples), len(prompt)
     rngs = [np.random.default_rng([config.seed, i]) for i in samples]

@@ -1,7 +1,7 @@
 """What all networks share: their settings, their interface, how they are found by name.
 
-A network is a file in model/networks/. Its class GPT is a module, made with a GPTConfig, kept as
-`config`, and vocab_size, which comes from the data. It has
+A network is a file in model/networks/. Its class GPT is a module, made by GPT(config, vocab_size)
+with a GPTConfig, which it keeps as `config`. It has
 
 - forward(ids_BT, cache=None), which returns logits_BTV: at each position, the scores of the next
   character. With a Cache, ids_BT continues the text in it and is added to it. A network of your own
@@ -9,8 +9,8 @@ A network is a file in model/networks/. Its class GPT is a module, made with a G
 - blocks, an nn.ModuleList: the matrices in it are for Muon, all other parameters for AdamW.
 - max_length, how many characters it can read at once; None: any number.
 
-Whatever it remembers from one training step to the next must be in its state dict, or resuming is
-not exact.
+`make_network` makes it, and adds vocab_size and has_proven_cache. Whatever it remembers from one
+training step to the next must be in its state dict, or resuming is not exact.
 
 Shapes: B batch, T time (characters), V vocabulary.
 """
@@ -30,7 +30,7 @@ FOLDER = Path(__file__).with_name("networks")
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """Which network, and its size."""
+    """Which network, and its size. Without a preset, configs/recipe.py chooses most of the keys."""
 
     network: Annotated[
         str, "file in model/networks/; gpt is the textbook's, quill learns faster"

@@ -15,7 +15,7 @@ from model.run.errors import UserError
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """How long and how fast to learn."""
+    """Optimizers, schedule, loss. Without a preset, configs/recipe.py chooses most of the keys."""
 
     batch_size: Annotated[int, "examples per step, over all processes", "[1, 1000000]"] = 8
     gradient_accumulation_steps: Annotated[
@@ -26,7 +26,7 @@ class OptimConfig:
         Literal["muon", "adamw"], "of the matrices in the blocks; all else is AdamW's"
     ] = "muon"
     learning_rate: Annotated[float, "peak learning rate, of AdamW and Muon", "[0, 1e30]"] = 7e-3
-    lr_decay_iters: Annotated[int, "steps of a cosine decay (0: linear to zero)", "[0, inf)"] = 0
+    lr_decay_iters: Annotated[int, "end of a cosine decay (0: linear to zero)", "[0, inf)"] = 0
     min_lr: Annotated[float, "learning rate after the cosine decay", "[0, 1e30]"] = 0.0
     warmup_iters: Annotated[int, "steps in which the learning rate rises", "[0, inf)"] = 20
     beta1: Annotated[float, "AdamW's decay of the mean gradient", "[0, 1)"] = 0.9
@@ -36,7 +36,7 @@ class OptimConfig:
     ] = 0.5
     grad_clip: Annotated[float, "clip the gradient norm to this (0: never)", "[0, inf)"] = 1.0
     teacher_iters: Annotated[
-        int, "steps of a first network; in the rest a second one learns from it, too", "[0, 1e18]"
+        int, "steps of a teacher, from which then a new network learns, too", "[0, inf)"
     ] = 0
     train_temperature: Annotated[
         float, "softmax temperature in training only; below 1 against overconfidence", "[0.1, 10]"

@@ -34,11 +34,11 @@ CASES = [
     ("train.py --data folder", "folder has no *.txt files"),
     ("train.py --data /dev/null", "/dev/null cannot be read", "--data"),
     ("train.py --resume stranger", "stranger has no config.toml"),
-    ("train.py --device hpu", "device 'hpu' is not on this machine"),
+    ("train.py --device hpu --data missing.txt", "device 'hpu' is not on this machine"),
     ("train.py --n_layer -3", "argument --n_layer: -3 is not in [1, 1000]"),
     ("train.py --n_embd 12 --n_head 4", "n_embd is 12", "n_head is 4", "even"),
     ("train.py folder", "preset folder cannot be read", "--resume"),
-    ("train.py --out_dir other_run", "other_run is not empty. Delete it"),
+    ("train.py --out_dir other_run", "other_run is not empty. Name another folder"),
     ("train.py --out_dir empty.txt/x --data missing.txt", "empty.txt/x cannot be written"),
     ("train.py --out_dir runs/it", "runs/it is not empty", "--resume runs/it"),
     ("train.py --out_dir gone/a", "gone/a cannot be written: [Errno 17] File exists"),
@@ -138,6 +138,10 @@ def test_wrong_input_is_refused_in_one_line(error_of, case):
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_path_that_cannot_be_opened_is_named(error_of, program, name):
     assert name in error_of(f"{program} {name}")
+
+
+def test_only_a_checkpoint_that_exists_is_advised(error_of):
+    assert "best.pt" not in error_of("train.py --resume folder")
 
 
 def test_sampling_without_a_run_names_the_training_command(error_of, monkeypatch):

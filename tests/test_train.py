@@ -525,14 +525,14 @@ def test_a_resumed_run_refuses_what_it_would_replace(tiny, trained_run, monkeypa
     at_steps(monkeypatch, [13], lambda _: shutil.copytree("whole", "run"))
     assert tiny(f"{STEPS} --out_dir=whole") == 0
     shutil.copy("whole/last.pt", "run")
-    assert refused("run/best.pt") == "run/last.pt is of a later step. Resume it, or remove it."
+    assert refused("run/best.pt") == "run/last.pt is of a later step. Resume it, or move it."
     shutil.copy(trained_run / "best.pt", "run")
-    assert refused("run") == "run/best.pt is of another run than run/last.pt. Remove it."
+    assert refused("run") == "run/best.pt is of another run than run/last.pt. Move it."
     later = checkpoint.load("whole/last.pt")
     later.step = 20
     checkpoint.save(later, Path("run/best.pt"))
     shutil.copy("whole/last.pt", "run")
-    assert refused("run") == "run/best.pt is of a later step. Resume it, or remove it."
+    assert refused("run") == "run/best.pt is of a later step. Resume it, or move it."
 
 
 def test_a_resumed_run_takes_its_settings_from_the_checkpoint_and_leaves_config_toml(tiny):

@@ -33,7 +33,7 @@ IS_PROVEN = is_proven(
 
 
 def make_csampler(model: nn.Module) -> Callable[[int], Callable[[np.ndarray], np.ndarray]] | None:
-    """`make_step_fn` for this model and B texts, or None if the C sampler cannot be used.
+    """`make_c_step_fn` of this model, to be called with B, or None if the C sampler cannot be used.
 
     It is for quill, as long as its code is what was tested, in float32 on a CPU.
     """
@@ -42,11 +42,11 @@ def make_csampler(model: nn.Module) -> Callable[[int], Callable[[np.ndarray], np
     fits = is_float32 and weight.device.type == "cpu" and model.config.block_size <= MAX_WINDOW
     is_quill = model.config.network == "quill" and model.has_proven_cache
     if is_quill and IS_PROVEN and fits and load_library() is not None:
-        return functools.partial(make_step_fn, model, pack_weights(model))
+        return functools.partial(make_c_step_fn, model, pack_weights(model))
     return None
 
 
-def make_step_fn(
+def make_c_step_fn(
     model: nn.Module, weights: np.ndarray, B: int
 ) -> Callable[[np.ndarray], np.ndarray]:
     """Returns a function for B texts: append token ids ids_BT, get the next-token logits_BV.

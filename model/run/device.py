@@ -1,4 +1,4 @@
-"""Device, number format, compilation. No other code names cuda, mps, bfloat16 or float16."""
+"""Device, number format, compilation: all code that is for particular devices or formats."""
 
 import ctypes
 import functools

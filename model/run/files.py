@@ -53,8 +53,8 @@ def new_run_dir(out_dir: str | None) -> Iterator[Path]:
     with lock_run_dir(path):
         if any(path.iterdir()):
             has_run = (path / "last.pt").exists()
-            hint = f"Continue its run with --resume {path}" if has_run else "Delete it"
-            raise UserError(f"out_dir {path} is not empty. {hint}, or name another folder.")
+            hint = f"Continue its run with --resume {path}, or name" if has_run else "Name"
+            raise UserError(f"out_dir {path} is not empty. {hint} another folder.")
         if not os.access(path, os.W_OK):
             raise UserError(f"out_dir {path} cannot be written.")
         try:

@@ -15,7 +15,7 @@ from configs.training import TrainConfig
 from model import checkpoint
 from model.attention import Cache
 from model.fast import csampler
-from model.fast.csampler import load_library, make_csampler, make_step_fn, pack_weights
+from model.fast.csampler import load_library, make_c_step_fn, make_csampler, pack_weights
 from model.network import make_network
 from tests.conftest import LINES
 from tests.model.test_networks import random_gpt, random_ids
@@ -33,7 +33,7 @@ def test_logits_of_a_trained_network_are_the_same_in_c_and_with_a_cache(trained_
     checkpoint.restore(saved, model)
     ids_BT = torch.tensor([saved.vocab.index(char) for char in LINES]).unfold(0, 48, 29)
     ids_BT = torch.cat((ids_BT, random_ids(*ids_BT.shape, V=len(saved.vocab))))
-    step, cache = make_step_fn(model, pack_weights(model), len(ids_BT)), Cache()
+    step, cache = make_c_step_fn(model, pack_weights(model), len(ids_BT)), Cache()
     expected_BTV = model.double()(ids_BT)
     parts = zip(*(x.split(part_length, dim=1) for x in (ids_BT, expected_BTV)), strict=True)
     for part_BT, expected_part_BTV in parts:
@@ -73,7 +73,7 @@ def test_logits_equal_the_model_and_nothing_is_written_beyond_the_arrays(B, D, V
     weights, ids_BT = pack_weights(model), random_ids(B, 70, V=V)
     with pytest.MonkeyPatch.context() as patch:
         guarded = guard_arrays(patch)
-        step, step_alone = (make_step_fn(model, weights, n) for n in (B, 1))
+        step, step_alone = (make_c_step_fn(model, weights, n) for n in (B, 1))
     logits_TBV = [step(ids_B1).copy() for ids_B1 in ids_BT.numpy().T[..., None]]
     assert all((np.append(array[:64], array[-64:]) == 7).all() for array in guarded)
     for logits_BV, id_ in zip(logits_TBV, ids_BT[-1].numpy(), strict=True):
@@ -122,7 +122,7 @@ def test_logits_after_a_long_text_equal_the_model(n_layer, block_size):
     model = random_gpt(n_layer=n_layer, block_size=block_size).float()
     ids_BT = random_ids(1, 50_000)
     expected_BV = model(ids_BT[:, -100:])[:, -1].detach()
-    cut, whole = (make_step_fn(model, pack_weights(model), 1) for _ in range(2))
+    cut, whole = (make_c_step_fn(model, pack_weights(model), 1) for _ in range(2))
     whole(ids_BT[:, :1].numpy())  # only the first part of a text is cut
     for logits_BV in (cut(ids_BT.numpy()), whole(ids_BT[:, 1:].numpy())):
         np.testing.assert_allclose(logits_BV, expected_BV, rtol=1e-5, atol=1e-5)
