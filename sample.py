@@ -133,9 +133,8 @@ def run_interactive(model: nn.Module, tokenizer: CharTokenizer, config: SampleCo
 def main(argv: list[str]) -> None:
     """The command line."""
     parser = ConfigParser(SampleConfig, USAGE, "Write text with a trained model.")
-    parser.add_argument(
-        "checkpoint", nargs="?", metavar="RUN_DIR | CHECKPOINT.pt", help="default: the newest run"
-    )
+    metavar = "RUN_DIR | CHECKPOINT.pt"
+    parser.add_argument("checkpoint", nargs="?", metavar=metavar, help="default: the newest run")
     flags = parser.parse(argv)
     name = flags.pop("checkpoint", None)
     config = make_config(SampleConfig, flags)

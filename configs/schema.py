@@ -122,10 +122,9 @@ def unicode_text(text: str) -> str:
 
 
 def make_config(config_class: type, values: dict[str, Any]) -> Any:
-    """The config with these values, all others default; unknown keys are ignored.
+    """The config with these values, all others default. Raises UserError if they do not fit.
 
-    (Old checkpoints may have them; the parser refuses them.) Raises UserError if values do not fit
-    each other.
+    Unknown keys, which an old checkpoint may have, are ignored.
     """
     groups = {}
     for name, group_class in get_type_hints(config_class).items():
