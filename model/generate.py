@@ -19,6 +19,7 @@ from torch import nn
 
 from model.attention import Cache
 from model.fast.csampler import TEXTS, make_csampler
+from model.run.errors import RunError
 
 # Appends token ids ids_BT, returns the next-token logits_BV.
 StepFn = Callable[[np.ndarray], np.ndarray]
@@ -69,7 +70,7 @@ def sample_ids(probs_BV: np.ndarray, uniform_B: np.ndarray) -> np.ndarray:
     cumulative_BV = probs_BV.cumsum(-1)
     is_beyond_BV = cumulative_BV > uniform_B[:, None] * cumulative_BV[:, -1:]
     if not all(is_beyond_BV[:, -1]):
-        raise ValueError("next_char_probs gives no character a probability above 0")
+        raise RunError("no character has a probability above 0. The network's logits may be nan.")
     return is_beyond_BV.argmax(-1)
 
 

@@ -64,6 +64,9 @@ CASES = [
     ("sample.py --attention page.html --interactive", "interactive", "attention"),
     ("sample.py --attention folder.html", "folder.html is not a file"),
     ("sample.py --attention pipe.html", "pipe.html is not a file"),
+    ("sample.py --attention loop.html", "loop.html is not a file"),
+    (f"sample.py --attention {'x' * 300}.html", "xx.html is not a file"),
+    (f"sample.py --attention {'x' * 300}/page.html", "in a folder that exists"),
     ("train.py --out_dir ./-x", "out_dir is './-x'"),
     ("train.py --minutes 1 --max_iters 9", "minutes cannot be combined with max_iters"),
     ("train.py --minutes 1 --lr_decay_iters 9", "minutes cannot be combined with lr_decay_iters"),
@@ -88,6 +91,7 @@ def folder(tmp_path_factory, trained_run) -> Path:
             Path(name).parent.mkdir(exist_ok=True)
             Path(name).write_bytes(content)
         Path("loop").symlink_to("loop")
+        Path("loop.html").symlink_to("loop.html")
         Path("gone").symlink_to("missing")
         Path("folder.html").mkdir()
         os.mkfifo("pipe.html")

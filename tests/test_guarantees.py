@@ -397,7 +397,8 @@ TOML_VALUES |= st.sampled_from(["true", "'x'", "[1]", "{a.b = 1}", "1" * 5000])
 TOML = st.builds("{} = {}".format, KEYS, TOML_VALUES).map(str.encode)
 FLAGS = "--data --n_layer --resume --prompt --stop --top_k --temperature --score --interactive -h"
 VALUES = ["0", "-1", "1e999", "nan", "text.txt", "run", "run/best.pt", ".", "/", "\x1b[2J", "="]
-WORDS = st.lists(st.text(max_size=8) | st.sampled_from(FLAGS.split() + VALUES), max_size=4)
+TEXT = st.text(st.characters(exclude_characters="\0"), max_size=8)  # no command line has a NUL
+WORDS = st.lists(TEXT | st.sampled_from(FLAGS.split() + VALUES), max_size=4)
 TRAIN = [*TINY, "--block_size=2", "--max_iters=1", "--data"]
 SAMPLE = ["run", "--max_new_tokens=2"]
 FUZZ = {  # what is random: the command, its arguments, what the random value may be

@@ -12,6 +12,7 @@
    at a time; TEXTS texts share one pass over it; the token shift takes a part of the channels from each
    of the latest SHIFT positions (csampler.py sets all three). */
 
+#include <float.h>
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
@@ -21,12 +22,15 @@ typedef float vector __attribute__((vector_size(64), aligned(4)));
 enum { SET, ADD, SQUARED_RELU }; /* what to do with the result of a product */
 #define INLINED static inline __attribute__((always_inline))
 
-/* Layer normalization without gains. */
+/* Layer normalization without gains. The sum of the squares is a double, since -ffast-math allows no infinity;
+   where it is more than a float can hold, PyTorch's result is 0, too. */
 static void norm(const float *x, float *out, int n) {
-    float mean = 0, variance = 0;
+    float mean = 0;
+    double squares = 0;
     for (int i = 0; i < n; i++) mean += x[i] / n;
-    for (int i = 0; i < n; i++) variance += (x[i] - mean) * (x[i] - mean) / n;
-    for (int i = 0; i < n; i++) out[i] = (x[i] - mean) / sqrtf(variance + 1e-5f);
+    for (int i = 0; i < n; i++) squares += (double)(x[i] - mean) * (x[i] - mean);
+    float scale = squares < FLT_MAX ? 1 / sqrt(squares / n + 1e-5) : 0;
+    for (int i = 0; i < n; i++) out[i] = (x[i] - mean) * scale;
 }
 
 /* y = x matrix, for COLUMNS columns and up to TEXTS texts. `in` and `out` are the lengths of a row of x and y. */

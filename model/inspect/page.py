@@ -6,6 +6,7 @@ N numbers shown of a vector, R places in the residual stream (before, between, a
 
 import base64
 import json
+import os
 import zlib
 from pathlib import Path
 
@@ -113,9 +114,13 @@ def twins(ids_T: Tensor, stream_RTC: Tensor) -> list[list[list[float]]]:
 def check_page_path(name: str) -> None:
     """Raise UserError unless it is an .html file in a folder, new or an attention page."""
     path = Path(name)
-    if not name.endswith(".html") or not path.parent.is_dir():
+    if not name.endswith(".html") or not os.path.isdir(path.parent):
         raise UserError(f"attention is {name!r}. Name an .html file in a folder that exists.")
-    if path.is_dir() or path.is_fifo():
+    try:
+        is_file = not path.resolve().is_dir() and not path.is_fifo()
+    except (OSError, RuntimeError):  # the name is too long, or a link to itself
+        is_file = False
+    if not is_file:
         raise UserError(f"{name} is not a file. Name another one.")
     if path.exists():
         start, content = TEMPLATE.read_bytes().split(b"<style>")[0], path.read_bytes()

@@ -1,9 +1,11 @@
 """Device, number format, compilation: all code that is for particular devices or formats."""
 
+import contextlib
 import ctypes
 import functools
 import os
 import random
+import re
 import sys
 import threading
 from collections.abc import Callable
@@ -123,12 +125,11 @@ def choose_device(name: str) -> torch.device:
     """
     if name == "auto":
         return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device).cpu()
-    except (RuntimeError, AssertionError, ImportError):  # PyTorch without CUDA asserts
-        raise UserError(f"device {name!r} is not on this machine. Use --device auto.") from None
-    return device
+    if re.fullmatch(r"cpu|mps|cuda(:[0-9]+)?", name):  # PyTorch has cpu:1, too, and others
+        with contextlib.suppress(RuntimeError, AssertionError, ImportError):
+            torch.empty(0, device=name).cpu()
+            return torch.device(name)
+    raise UserError(f"device {name!r} is not on this machine. Use --device auto.")
 
 
 def is_cuda(device_name: str) -> bool:

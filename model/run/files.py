@@ -18,7 +18,7 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
 
     An OSError (the disk is full or not writable) leaves `path` as it was.
     """
-    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
+    temporary = path.with_name(f"{path.name[:50]}.{uuid.uuid4().hex}.tmp")  # a name has a limit
     try:
         with open(temporary, "wb") as file:
             yield file

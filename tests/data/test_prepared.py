@@ -90,7 +90,7 @@ def test_a_text_is_read_again_with_another_encoding(text_file):
     assert text_of(open_prepared([text_file], "latin-1")) == "Ã©"
 
 
-def test_a_truncated_or_extended_file_is_made_again(text_file):
+def test_a_truncated_extended_or_zeroed_file_is_made_again(text_file):
     text_file.write_text("abcdefgh")
     open_prepared([text_file], "utf-8")
     (path,) = prepared.PREPARED.iterdir()
@@ -98,7 +98,8 @@ def test_a_truncated_or_extended_file_is_made_again(text_file):
     truncated = [whole[:end] for end in range(0, len(whole), 5)]
     extended = [b"\0" + whole, whole + b"\0"]
     renamed = [whole.replace(b'"vocab"', b'"vocaa"')]
-    for damaged in truncated + extended + renamed:
+    zeros = [whole[:end] + bytes(len(whole) - end) for end in range(0, len(whole), 5)]
+    for damaged in truncated + extended + renamed + zeros:
         path.write_bytes(damaged)
         open_prepared([text_file], "utf-8")
         assert path.read_bytes() == whole

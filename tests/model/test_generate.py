@@ -1,5 +1,6 @@
 """Tests of sampling: choosing characters, writing texts, scoring a text."""
 
+import math
 from functools import partial
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis.extra.numpy import arrays
 
 from model import generate
 from model.generate import GenerationConfig, make_step_fn, next_char_probs, sample_ids
+from model.run.errors import RunError
 from tests.model.test_networks import NETWORKS, random_gpt, random_ids
 
 
@@ -41,6 +43,12 @@ def test_characters_are_drawn_as_often_as_they_are_probable():
     assert chi_square < 16.27  # the 99.9th percentile at three degrees of freedom
     for uniform in (0.0, 0.5, 0.95, 1 - 2**-53):  # also at the limits of each interval
         assert probs_V[sample_ids(probs_V[None], np.array([uniform]))] > 0
+
+
+@pytest.mark.parametrize("value", [math.nan, 0.0])
+def test_no_character_is_drawn_without_a_probability(value):
+    with pytest.raises(RunError, match="logits may be nan"):
+        sample_ids(np.full((1, 3), value), np.array([0.5]))
 
 
 @torch.no_grad()

@@ -42,6 +42,22 @@ def test_logits_of_a_trained_network_are_the_same_in_c_and_with_a_cache(trained_
         np.testing.assert_allclose(logits_BV, expected_BV, rtol=1e-4, atol=1e-4)
 
 
+@needs_compiler
+@torch.no_grad()
+@pytest.mark.parametrize("scale", 10.0 ** np.arange(16, 18, 0.25))
+def test_logits_are_the_same_in_c_where_a_variance_overflows(scale):
+    """What `norm` divides by an infinite variance is 0."""
+    model, ids_BT = random_gpt(n_embd=32).float(), random_ids(3, 40)
+    for block in model.blocks:
+        block.mlp_1.proj.weight.mul_(scale)
+    logits_BV, expected_BTV = (
+        make_c_step_fn(model, pack_weights(model), 3)(ids_BT.numpy()),
+        model(ids_BT),
+    )
+    assert expected_BTV.isfinite().all()
+    np.testing.assert_allclose(logits_BV, expected_BTV[:, -1], rtol=1e-4, atol=1e-4)
+
+
 def guard_arrays(patch) -> list[np.ndarray]:
     """Put 64 sevens before and after each new array; returns these arrays with their sevens."""
     guarded, zeros = [], np.zeros

@@ -28,10 +28,11 @@ def test_auto_is_the_accelerator_if_there_is_one(monkeypatch, accelerator):
     assert is_cuda("auto") == (accelerator == CUDA)
 
 
-@pytest.mark.parametrize("name", ["cuda:99", "mps:99", "meta", "cuda:x", ""])
-def test_a_device_that_does_not_exist_is_refused(name):
+@pytest.mark.parametrize("name", ["cuda:99", "mps:99", "meta", "cuda:x", "cpu:1", "mkldnn", ""])
+def test_a_device_that_does_not_exist_is_refused(name, recwarn):
     with pytest.raises(UserError, match=f"device '{name}' is not on this machine"):
         choose_device(name)
+    assert not recwarn  # of PyTorch, on standard error
 
 
 @pytest.mark.parametrize("feature", ["avx2", "avx512_bf16", "amx_bf16"])

@@ -26,6 +26,13 @@ def test_atomic_write_replaces_the_file_only_when_it_is_complete(tmp_path, error
     assert sorted(tmp_path.iterdir()) == [path, link]
 
 
+@pytest.mark.parametrize("name", ["x" * 255, "é" * 127])
+def test_atomic_write_can_write_a_file_with_the_longest_name(tmp_path, name):
+    with atomic_write(tmp_path / name) as file:
+        file.write(b"content")
+    assert (tmp_path / name).read_bytes() == b"content"
+
+
 def test_a_run_directory_nested_too_deep_is_refused(monkeypatch):
     """How deep depends on Python's recursion limit, which some libraries raise."""
     monkeypatch.setattr(Path, "mkdir", Mock(side_effect=RecursionError("too deep")))
