@@ -52,7 +52,7 @@ from model.run.files import lock_run_dir, new_run_dir
 from model.run.logger import RunLogger, SilentLogger
 from model.run.processes import Processes
 
-SAVE_SECONDS = 600  # between evaluations, last.pt is saved so often
+SAVE_SECONDS = 600  # last.pt is saved at least so often
 
 
 @report_errors

@@ -36,7 +36,7 @@ class OptimConfig:
     ] = 0.5
     grad_clip: Annotated[float, "clip the gradient norm to this (0: never)", "[0, inf)"] = 1.0
     teacher_iters: Annotated[
-        int, "steps of a teacher, from which then a new network learns, too", "[0, 1e18]"
+        int, "steps of a teacher; then a new network learns from the text and from it", "[0, 1e18]"
     ] = 0
     train_temperature: Annotated[
         float, "softmax temperature in training only; below 1 against overconfidence", "[0.1, 10]"

@@ -67,7 +67,8 @@ class Attention(nn.Module):
         q_BHTD = rotate(self.split_heads(self.query(x_BTC)), cos_TE, sin_TE)
         k_BHTD = rotate(self.split_heads(self.key(x_BTC)), cos_TE, sin_TE)
         v_BHTD = self.split_heads(self.value(x_BTC))
-        k_BHSD, v_BHSD, window = k_BHTD, v_BHTD, self.config.block_size
+        k_BHSD, v_BHSD = k_BHTD, v_BHTD
+        window = self.config.block_size
         if cache is not None:
             k_BHSD, v_BHSD = cache.append(self, k_BHTD, v_BHTD, window)
         out_BHTD = fast_attend(q_BHTD, k_BHSD, v_BHSD, causal=True, window=window)
