@@ -87,11 +87,11 @@ def choose_config(
             f"minutes is {minutes:g}, which is too little time for this text and these flags on "
             "this machine. Use more --minutes (if the run is compiled, --compile off may do)."
         )
+        if processes.is_main:
+            print_line("recipe  measuring the speed of this machine", sys.stderr)
         # A few steps of the default network, or of a smaller one that is given, tell how large a
         # network fits, without compilation. The first evaluation of a process takes longer than
         # others; it is made here, on a few characters.
-        if processes.is_main:
-            print_line("recipe  measuring the speed of this machine", sys.stderr)
         default, steps = to_dict(TrainConfig()), FIRST_STEPS
         small = {k: v for k, v in given.items() if k not in SIZE_KEYS or v <= default[k]}
         if start_config:  # its network, which may be large, is trained as it will be
