@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
+import torch
 from torch import nn
 
 from configs.schema import ConfigParser, make_config
@@ -17,10 +18,8 @@ from data.reader import read_text
 from data.tokenizer import CharTokenizer
 from model import checkpoint
 from model.generate import GenerationConfig, start_character, stream, total_nll
-from model.inspect.page import attention_page, check_page_path
-from model.nanogpt import load_nanogpt
+from model.inspect.page import attention_page
 from model.network import make_network
-from model.run import source
 from model.run.device import DeviceConfig, sampling_machine
 from model.run.errors import (
     UserError,
@@ -45,7 +44,6 @@ class TextConfig:
     ] = None
     stop: Annotated[str, "end a text after this"] = ""
     which: Annotated[Literal["best", "last"], "checkpoint of the run"] = "best"
-    meta: Annotated[str | None, "with a ckpt.pt of nanoGPT: its meta.pkl"] = None
     interactive: Annotated[bool, "continue one prompt after another; Ctrl-C ends a text"] = False
     score: Annotated[str | None, "print the loss of this file, per character, and exit"] = None
     attention: Annotated[str | None, "write an HTML page: what each head looked at"] = None
@@ -59,7 +57,11 @@ class TextConfig:
             if len(given) > 1:
                 raise UserError(f"{' and '.join(given)} exclude each other. Give one of them.")
         if self.attention is not None:
-            check_page_path(self.attention)
+            path = Path(self.attention)
+            if path.suffix != ".html" or not path.parent.is_dir():
+                raise UserError(
+                    f"attention is {self.attention!r}. Name an .html file in a folder that exists."
+                )
 
 
 @dataclass(frozen=True)
@@ -142,8 +144,7 @@ def main(argv: list[str]) -> None:
 
     # The checkpoint, and what is to be done with it
     path = checkpoint.resolve(name, config.text.which)
-    meta = config.text.meta
-    saved = load_nanogpt(path, meta) if meta else checkpoint.load(path)
+    saved = checkpoint.load(path)
     train_config = make_config(TrainConfig, saved.config)
     encoding = train_config.data.encoding
     tokenizer = CharTokenizer(saved.vocab)
@@ -162,13 +163,11 @@ def main(argv: list[str]) -> None:
     checkpoint.restore(saved, model)
     model.to(machine.device).eval()
 
-    for note in source.notes:
-        print_line(note, sys.stderr)
     about = f"{path}, step {saved.step}, on {machine.device}"
     print_line(about, sys.stderr)
     with out_of_memory_hint("Use a smaller --num_samples or a shorter text."):
         shown = "" if prompt else start  # on the attention page; the first text is added
-        with machine.autocast():
+        with torch.inference_mode(), machine.autocast():
             if score is not None:
                 shown = scored
                 nats = total_nll(model, scored_ids) / (len(scored_ids) - 1)

@@ -1,18 +1,13 @@
 """Train a character-level GPT on a text: python train.py [PRESET.toml] [--key value ...]"""
 
-import os
 import time
 
 START_TIME = time.perf_counter()  # so that `seconds` includes the imports
-# PyTorch reads this when it is imported. A thread that waits for others lets other programs use its
-# CPU after 0.2 ms, not after several milliseconds.
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 import math
 import shutil
 import sys
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
@@ -30,15 +25,14 @@ from configs.minutes import choose_config
 from configs.schema import to_dict, to_toml
 from configs.training import Command, TrainConfig, load_config, parse_train_command
 from data.corpus import Corpus, open_corpus
+from data.shakespeare import tiny_shakespeare
 from model import checkpoint
 from model.checkpoint import Checkpoint
 from model.generate import GenerationConfig, start_character, stream
 from model.inspect.maps import MAP_CHARS, draw_weights
 from model.inspect.record import record_attention
-from model.nanogpt import load_nanogpt
-from model.network import make_network
-from model.optim import expect_end, learning_rate, make_optimizers
-from model.run import source
+from model.network import count_heads, make_network
+from model.optim import learning_rate, make_optimizers
 from model.run.device import Machine, seed_all, training_machine
 from model.run.errors import (
     UserError,
@@ -61,19 +55,21 @@ def main(argv: list[str]) -> None:
     command = parse_train_command(argv)
     with Processes() as processes, ExitStack() as stack:
         start, config, run_dir = find_start(command, processes, stack)
-        training_machine(config.system, processes)  # refuses a wrong device before the text is read
+        machine = training_machine(config.system, processes)
         with out_of_memory_hint(
             "A larger --gradient_accumulation_steps needs less, and in a new run a smaller "
             "--batch_size, --block_size, --n_layer or --n_embd."
         ):
-            with processes.main_first():
-                corpus = open_corpus(config.data, config.model.block_size, start.vocab)
-            if start.is_resumed and start.data_sha256 != corpus.text.sha256:
+            if config.data.data is None:
+                with processes.main_first():
+                    tiny_shakespeare()  # downloads it
+            corpus = open_corpus(config.data, config.model.block_size, start.vocab)
+            if start.is_resumed and start.data_sha256 != corpus.sha256:
                 raise UserError(
                     f"{corpus.name} is not the text of this run. "
                     f"For another text, start a new run with --init_from {command.resume}."
                 )
-            run = partial(train, processes=processes, start=start)
+            run = partial(train, machine=machine, start=start)
             if command.uses_recipe:
                 config = choose_config(command, start.config, corpus, processes, START_TIME, run)
             run(config, corpus, run_dir=run_dir)
@@ -95,9 +91,7 @@ def find_start(
         return start, load_config(command, start.config), path.parent if processes.is_main else None
     start = Checkpoint()
     if (other_run := command.given.get("init_from")) is not None:
-        path = checkpoint.resolve(other_run, "best")
-        meta = command.given.get("meta")
-        other = load_nanogpt(path, meta) if meta else checkpoint.load(path)
+        other = checkpoint.load(checkpoint.resolve(other_run, "best"))
         start = Checkpoint(config=other.config, vocab=other.vocab, model=other.model)
     config = load_config(command, start.config)
     if not processes.is_main:
@@ -108,7 +102,7 @@ def find_start(
 def train(
     config: TrainConfig,
     corpus: Corpus,
-    processes: Processes,
+    machine: Machine,
     start: Checkpoint,
     run_dir: Path | None = None,
 ) -> Checkpoint:
@@ -121,8 +115,8 @@ def train(
     model_config, optim_config, run_config = config.model, config.optim, config.run
     block_size, batch_size = model_config.block_size, optim_config.batch_size
     accumulation_steps = optim_config.gradient_accumulation_steps
+    processes = machine.processes
     rows = processes.batch_rows(batch_size, accumulation_steps)
-    machine = training_machine(config.system, processes)
 
     # Model and optimizers
     vocab = corpus.tokenizer.vocab
@@ -138,9 +132,10 @@ def train(
     # State
     if start.model:
         checkpoint.restore(start, model, optimizers, scaler)
+    if start.teacher:
+        teacher.load_state_dict(start.teacher)
     config = replace(config, run=replace(run_config, out_dir=None))  # a repeated run gets its own
-    state = replace(start, config=to_dict(config), vocab=vocab, data_sha256=corpus.text.sha256)
-    state.run_id = start.run_id or uuid.uuid4().hex
+    state = replace(start, config=to_dict(config), vocab=vocab, data_sha256=corpus.sha256)
     logger = SilentLogger()
     if run_dir is not None:
         logger = RunLogger(
@@ -153,16 +148,22 @@ def train(
         x_BT, y_BT = machine.to_device(*batch)
         return zip(x_BT.chunk(accumulation_steps), y_BT.chunk(accumulation_steps), strict=True)
 
-    training_model = processes.wrap(model)
-
-    def compiled(network: nn.Module) -> Callable[[Tensor], Tensor]:
-        # Compiling makes a backward pass, which must not average gradients with other processes:
-        # if it failed in this one, they would wait.
-        training_model.require_backward_grad_sync = False
-        x_BT, _ = next(micro_batches(0))
-        logits_fn = machine.compile(network, config.system.compile, x_BT)
-        model.zero_grad()
-        return logits_fn
+    def forward_backward(step: int) -> Tensor:
+        """Add up the gradients of a step; returns its loss without temperature and teacher."""
+        seed_all(run_config.seed, step, processes.rank)  # for dropout
+        step_loss = torch.zeros((), device=machine.device)
+        for i, (x_BT, y_BT) in enumerate(micro_batches(step), start=1):
+            training_model.require_backward_grad_sync = i == accumulation_steps
+            with machine.autocast():
+                teacher_logits_BTV = teacher_logits(x_BT) if state.teacher else None
+                logits_BTV = training_logits(x_BT)
+                loss = training_loss(
+                    logits_BTV, y_BT, optim_config.train_temperature, teacher_logits_BTV
+                )
+            scaler.scale(loss / accumulation_steps).backward()
+            if step % run_config.log_interval == 0:
+                step_loss += cross_entropy(logits_BTV.detach(), y_BT) / accumulation_steps
+        return step_loss
 
     def seconds() -> float:
         return start.seconds + time.perf_counter() - START_TIME
@@ -176,6 +177,12 @@ def train(
             logger.val.flush()
             checkpoint.save(state, *(run_dir / name for name in names))
 
+    # Only training steps use compiled networks; evaluation, saving and sampling use `model`.
+    training_model = processes.wrap(model)
+    training_logits = machine.compile(training_model, config.system.compile)
+    teacher_logits = machine.compile(teacher, config.system.compile) if teacher else None
+    is_compiled = training_logits is not training_model
+
     with catch_signals() as signals, closing(logger):
         n_params = sum(parameter.numel() for parameter in model.parameters())
         if run_dir is not None:
@@ -187,15 +194,6 @@ def train(
                     f"        characters that it has never seen: {new_chars}",
                     sys.stdout,
                 )
-        # Only training steps use compiled networks; evaluation, saving and sampling use `model`.
-        training_logits = compiled(training_model)
-        teacher_logits = compiled(teacher) if teacher else None
-        machine.bind_threads()
-        # Compiling may have changed the buffers of an edited network; these are the saved ones.
-        if start.model:
-            checkpoint.restore(start, model)
-        if start.teacher:
-            teacher.load_state_dict(start.teacher)
 
         # ------------------------------------------------------------------------ The training loop
         def any_signal() -> int:
@@ -214,9 +212,8 @@ def train(
                 machine.synchronize()
                 state.train_seconds += time.perf_counter() - waiting_start
 
-            # Evaluate, and save the checkpoints. If the run was killed at this evaluation, last.pt
-            # may be written, but not best.pt or the pictures, so a resumed run evaluates again.
-            # (The logger drops that point and all later ones.)
+            # Evaluate, and save the checkpoints. If the run was killed after that, the pictures may
+            # be missing, so a resumed run evaluates again. (The logger drops that point.)
             if evaluation_due:
                 eval_start = time.perf_counter()
                 val_loss = evaluate(model, corpus, machine)
@@ -230,10 +227,7 @@ def train(
                 speed = f"{state.chars_per_second:>9,.0f} characters/s"
                 note = "  best so far" if state.best_step == step else ""
                 logger.print(f"step {step:>6}  validation loss {val_loss:.4f} {speed}{note}")
-                end = expect_end(val_loss, step, run_config.eval_interval, optim_config)
-                if end and run_config.init_from is None:
-                    logger.print(end)
-                save("last.pt", *(["best.pt"] if is_best else []))
+                save(*(["best.pt"] if is_best else []), "last.pt")
                 if processes.is_main:  # also in a trial run, which measures the time
                     log_sample_and_maps(logger, model, corpus, step)
                 state.eval_seconds += time.perf_counter() - eval_start
@@ -256,25 +250,28 @@ def train(
                 model.load_state_dict(make_network(model_config, len(vocab)).state_dict())
                 optimizers = make_optimizers(model, optim_config, muon_dtype=machine.dtype)
 
-            # Forward and backward pass
+            # Forward and backward pass. The first step of a network compiles it.
             step_start = time.perf_counter()
-            lr = learning_rate(step, optim_config)
-            seed_all(run_config.seed, step, processes.rank)  # for dropout
-            is_logged = step % run_config.log_interval == 0
-            step_loss = torch.zeros((), device=machine.device)
-            for i, (x_BT, y_BT) in enumerate(micro_batches(step), start=1):
-                training_model.require_backward_grad_sync = i == accumulation_steps
-                with machine.autocast():
-                    teacher_logits_BTV = teacher_logits(x_BT) if state.teacher else None
-                    logits_BTV = training_logits(x_BT)
-                    loss = training_loss(
-                        logits_BTV, y_BT, optim_config.train_temperature, teacher_logits_BTV
-                    )
-                scaler.scale(loss / accumulation_steps).backward()
-                if is_logged:  # without temperature and teacher, like the validation loss
-                    step_loss += cross_entropy(logits_BTV.detach(), y_BT) / accumulation_steps
+            compiles = is_compiled and step in (start.step, optim_config.teacher_iters)
+            buffers = {name: x.clone() for name, x in model.named_buffers()} if compiles else {}
+            try:
+                step_loss = forward_backward(step)
+            except Exception as error:  # the compiler raises exceptions of many types
+                if not compiles:
+                    raise
+                if processes.world_size > 1:  # the others wait for this one
+                    print_line("note: --compile off trains without the compiler.", sys.stderr)
+                    raise
+                problem = str(error).strip().partition("\n")[0][:200]
+                logger.print(f"warning: training goes on without torch.compile: {problem}")
+                is_compiled, training_logits, teacher_logits = False, model, teacher
+                model.zero_grad()
+                model.load_state_dict(buffers, strict=False)
+                step_start, compiles = time.perf_counter(), False
+                step_loss = forward_backward(step)
 
             # Clip the gradients, update the weights
+            lr = learning_rate(step, optim_config)
             for optimizer in optimizers:
                 scaler.unscale_(optimizer)
                 for group in optimizer.param_groups:
@@ -289,7 +286,7 @@ def train(
             model.zero_grad()
 
             # Log. Reading a value waits for the device, so this belongs to the time of the step.
-            if is_logged:
+            if step % run_config.log_interval == 0:
                 mean_loss = processes.sum(step_loss.item()) / processes.world_size
                 require_finite("training loss", mean_loss, step)
                 # float16 gradients may overflow: GradScaler skips the step and halves its scale.
@@ -304,12 +301,13 @@ def train(
                 for tag, value in values.items():
                     logger.train.add_scalar(tag, value, step)
                 logger.bar.set_postfix_str(f"loss {mean_loss:.3f}", refresh=False)
-            state.train_seconds += time.perf_counter() - step_start
+            if not compiles:
+                state.train_seconds += time.perf_counter() - step_start
+                state.timed_steps += 1
             state.step += 1
             logger.bar.update()
 
         # --------------------------------------------------------------------------------- The end
-        logger.log_embedding(model, vocab)
         logger.write_summary(summarize(state, corpus, machine, n_params), finished)
         signal_number = any_signal()  # also one that came in the last step
     if signal_number:
@@ -321,14 +319,13 @@ def print_header(
     config: TrainConfig, corpus: Corpus, machine: Machine, n_params: int, run_dir: Path
 ) -> None:
     """What is trained, on what, and where the results go."""
-    for note in source.notes:
-        print_line(note, sys.stderr)
     model_config, optim_config = config.model, config.optim
     print_line(
         f"device  {machine}\n"
         f"corpus  {corpus.describe(model_config.block_size)}\n"
         f"model   {model_config.network}, {model_config.n_layer} blocks, "
-        f"{model_config.n_head} heads, {model_config.n_embd} channels: {n_params:,} parameters\n"
+        f"{count_heads(model_config)} heads, {model_config.n_embd} channels: "
+        f"{n_params:,} parameters\n"
         f"train   {optim_config.max_iters:,} steps of {optim_config.batch_size} x "
         f"{model_config.block_size} characters\n"
         f"run     {run_dir}",
@@ -416,10 +413,10 @@ def log_sample_and_maps(logger: RunLogger, model: nn.Module, corpus: Corpus, ste
     x_BT, _ = corpus.gather_examples(np.array([corpus.train_chars]), length)
     with record_attention(model) as calls, torch.no_grad():
         model(x_BT.to(next(model.parameters()).device))
-    for call in calls:
+    for block, call in calls:
         for head, weights_TT in enumerate(call.weights_BHTS[0].float().cpu(), start=1):
             image_HWC = draw_weights(weights_TT, vocab, x_BT[0].tolist())
-            tag = f"map/block {call.block}, head {head}"
+            tag = f"map/block {block}, head {head}"
             logger.val.add_image(tag, image_HWC, step, dataformats="HWC")
     model.train()
 

@@ -45,7 +45,8 @@ def measure(
     state = run_trial(config, corpus)
     seconds = processes.max(time.perf_counter() - start_time)
     train_seconds, eval_seconds = map(processes.max, (state.train_seconds, state.eval_seconds))
-    speed = run_flops(to_dict(config)) / train_seconds
+    flops = run_flops(to_dict(config)) * state.timed_steps / steps
+    speed = flops / train_seconds
     return speed, eval_seconds, seconds - train_seconds - eval_seconds
 
 
@@ -110,16 +111,18 @@ def choose_config(
             given["compile"] = "on"
             config = load(given, speed * 60 * minutes)
 
-        # Two steps of the network that was chosen compile it (a process compiles it only once) and
-        # tell how long a step takes. Then a part of the run tells how many steps fit.
+        # Two timed steps of the network that was chosen tell how long a step takes. The first step
+        # of a network that is compiled is not timed; with a teacher there are two networks. (A
+        # process compiles them only once.) Then a part of the run tells how many steps fit.
         values = to_dict(config)
         step_flops = run_flops(values) / values["max_iters"]
-        if 2 * step_flops / speed > time_left():
+        fewest = 4 if on_gpu or config.system.compile in ("on", "True") else 2
+        if fewest * step_flops / speed > time_left():
             raise too_short
-        speed, _, _ = measure(run_trial, config, short_corpus, 2, processes)
+        speed, _, _ = measure(run_trial, config, short_corpus, fewest, processes)
         trial_seconds = min(TRIAL_SHARE * 60 * minutes, MAX_TRIAL_SECONDS)
         trial_steps = min(TRIAL_SHARE * values["max_iters"], trial_seconds * speed / step_flops)
-        steps = max(2, round(trial_steps))
+        steps = max(fewest, round(trial_steps))
         if steps * step_flops / speed > time_left():
             raise too_short
         speed, evaluation_seconds, rest = measure(run_trial, config, corpus, steps, processes)

@@ -82,10 +82,8 @@ def recipe(budget: Budget, given: dict[str, Any]) -> dict[str, Any]:
 
     n_layer, n_embd = min(SIZES, key=difference)
     choose("n_layer", n_layer)
-    unit = 2 * values.get("n_head", 1)  # a head's width must be even
+    unit = 2 * max(1, values.get("n_head", 0))  # a head's width must be even
     n_embd = choose("n_embd", math.ceil(n_embd / unit) * unit)
-    heads = range(n_embd // 64, 1, -1)
-    choose("n_head", next((n for n in heads if n_embd % (2 * n) == 0), 1))
     many_steps = flops / step_flops(values | {"batch_size": 8}) > 3000
     batch_size = 64 if budget.on_gpu else 16 if many_steps else 8
     parts = values.get("gradient_accumulation_steps", 1) * budget.processes

@@ -3,14 +3,14 @@
 import os
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from configs.recipe import Budget, recipe
 from configs.schema import ConfigParser, make_config, to_dict
 from data.corpus import DataConfig
-from model.network import GPTConfig
+from model.network import GPTConfig, count_heads
 from model.optim import OptimConfig
-from model.run.device import DeviceConfig
+from model.run.device import CompileConfig
 from model.run.errors import UserError
 
 
@@ -21,7 +21,6 @@ class RunConfig:
     minutes: Annotated[float, "fit the settings to this time (0: default run)", "[0, 1e6]"] = 0.0
     out_dir: Annotated[str | None, "run directory; default: runs/<date>-<time>"] = None
     init_from: Annotated[str | None, "run or checkpoint whose weights to start with"] = None
-    meta: Annotated[str | None, "with init_from a ckpt.pt of nanoGPT: its meta.pkl"] = None
     seed: Annotated[int, "same seed, same machine: same result", "[0, inf)"] = 1337
     eval_interval: Annotated[int, "steps between evaluations", "[1, inf)"] = 275
     log_interval: Annotated[int, "steps between points of the training curve", "[1, inf)"] = 10
@@ -30,18 +29,6 @@ class RunConfig:
     def __post_init__(self) -> None:
         if self.out_dir is not None and (not self.out_dir or str(Path(self.out_dir))[0] == "-"):
             raise UserError(f"out_dir is {self.out_dir!r}. Name a directory without a - in front.")
-        if self.meta is not None and self.init_from is None:
-            raise UserError("meta belongs to a ckpt.pt of nanoGPT. Name that with --init_from.")
-
-
-@dataclass(frozen=True)
-class CompileConfig(DeviceConfig):
-    """What to train on."""
-
-    compile: Annotated[
-        Literal["auto", "on", "off", "True", "False"],
-        "torch.compile; auto: on CUDA, and on a CPU with enough --minutes (6 for 4 blocks)",
-    ] = "auto"
 
 
 @dataclass(frozen=True)
@@ -63,7 +50,7 @@ Train a character-level GPT. Without a preset, size, batch, steps, learning rate
 regularization follow from the length of the text, the device and --minutes (configs/recipe.py),
 around the flags that are given. A preset states what differs from the defaults below."""
 RESUMABLE = ("data", "max_iters", "eval_interval", "log_interval", "patience")
-RESUMABLE += ("device", "dtype", "compile", "gradient_accumulation_steps")
+RESUMABLE += ("device", "dtype", "compile", "deterministic", "gradient_accumulation_steps")
 # --init_from cannot change these: the weights would not fit, or would mean something else.
 FIXED = ("network", "n_layer", "n_head", "n_embd", "bias")
 
@@ -116,6 +103,7 @@ def load_config(
     if start:
         start = to_dict(make_config(TrainConfig, start))  # with keys that are newer than it
     if start and command.resume is None:
+        start["n_head"] = count_heads(make_config(TrainConfig, start).model)
         for name in FIXED:
             if given.get(name, start[name]) != start[name]:
                 raise UserError(
@@ -126,7 +114,7 @@ def load_config(
     values = start | given
     if command.uses_recipe:
         values = recipe(budget or Budget(), values)
-    for name in ("data", "init_from", "meta"):
+    for name in ("data", "init_from"):
         if values.get(name):
             values[name] = os.path.abspath(values[name])  # to resume from another folder
     return make_config(TrainConfig, values)

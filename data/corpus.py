@@ -4,7 +4,11 @@ An example is T consecutive characters of the text. Shapes: N characters of the 
 an epoch, B examples of a batch, T time (block_size).
 """
 
+import hashlib
+import json
 import math
+import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -13,11 +17,11 @@ from typing import Annotated
 import numpy as np
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
-from data.prepared import PreparedText, open_prepared
-from data.reader import TEXT_FILES, find_text_files
+from data.reader import TEXT_FILES, find_text_files, read_chunks
 from data.shakespeare import tiny_shakespeare
-from data.tokenizer import CharTokenizer
+from data.tokenizer import CharTokenizer, code_points
 from model.run.errors import UserError
 
 EVAL_BATCH_CHARS = 4096  # per evaluation batch: fits the processor's cache
@@ -53,14 +57,15 @@ class Corpus:
 
     name: str
     tokenizer: CharTokenizer
-    text: PreparedText
-    to_model_ids: np.ndarray  # ids on disk to ids of `tokenizer`, which may know more characters
+    ids_N: np.ndarray  # of the text's own characters, sorted, in the smallest type that fits
+    to_model_ids: np.ndarray  # these ids to ids of `tokenizer`, which may know more characters
+    sha256: str  # depends only on the characters and their order
     train_chars: int  # at the start of the text; all others are for validation
 
     @property
     def val_chars(self) -> int:
         """Characters of the validation split."""
-        return len(self.text.ids_N) - self.train_chars
+        return len(self.ids_N) - self.train_chars
 
     def eval_chars(self, block_size: int) -> int:
         """How many characters an evaluation predicts."""
@@ -68,8 +73,7 @@ class Corpus:
 
     def with_val_chars(self, count: int) -> "Corpus":
         """The same with only the first `count` validation characters."""
-        ids_N = self.text.ids_N[: self.train_chars + count]
-        return replace(self, text=replace(self.text, ids_N=ids_N))
+        return replace(self, ids_N=self.ids_N[: self.train_chars + count])
 
     def describe(self, block_size: int) -> str:
         """The sizes for a person."""
@@ -119,7 +123,7 @@ class Corpus:
 
     def gather_examples(self, starts_B: np.ndarray, T: int) -> tuple[Tensor, Tensor]:
         """x_BT, the T characters of the text from each start, and y_BT, one character later."""
-        ids_BT = self.to_model_ids[self.text.ids_N[starts_B[:, None] + np.arange(T + 1)]]
+        ids_BT = self.to_model_ids[self.ids_N[starts_B[:, None] + np.arange(T + 1)]]
         x_BT, y_BT = torch.from_numpy(ids_BT[:, :-1]), torch.from_numpy(ids_BT[:, 1:])
         return x_BT.contiguous(), y_BT.contiguous()
 
@@ -143,22 +147,55 @@ def shuffled_starts(length: int, block_size: int, seed: int, epoch: int) -> np.n
 
 
 def open_corpus(config: DataConfig, block_size: int, vocab: str = "") -> Corpus:
-    """The corpus of `config`; its ids are prepared on disk at first use.
+    """Read the text of `config` into memory.
 
     Its vocabulary is `vocab`, that of a checkpoint, and then the text's other characters, sorted.
     Raises UserError if the text cannot be read or is too short.
     """
     path = tiny_shakespeare() if config.data is None else Path(config.data)
-    text = open_prepared(find_text_files(path), config.encoding)
-    train_chars = int(len(text.ids_N) * (1 - config.val_fraction))
-    val_chars = len(text.ids_N) - train_chars
+    chunks = read_chunks(find_text_files(path), config.encoding)
+    bar = tqdm(chunks, "reading the text", unit=" chunks", delay=1, disable=None)
+    ids_N, text_vocab, sha256 = encode(bar)
+    train_chars = int(len(ids_N) * (1 - config.val_fraction))
+    val_chars = len(ids_N) - train_chars
     if min(train_chars, val_chars) <= block_size:
         raise UserError(
             f"{path} has {train_chars:,} training characters and {val_chars:,} validation "
             f"characters; block_size is {block_size}. Use a longer text, a smaller --block_size "
             "or another --val_fraction."
         )
-    if len(text.vocab) < 2:
-        raise UserError(f"{path} repeats one character, {text.vocab!r}. There is nothing to learn.")
-    tokenizer = CharTokenizer(vocab + "".join(sorted(set(text.vocab) - set(vocab))))
-    return Corpus(str(path), tokenizer, text, tokenizer.encode(text.vocab), train_chars)
+    if len(text_vocab) < 2:
+        raise UserError(f"{path} repeats one character, {text_vocab!r}. There is nothing to learn.")
+    tokenizer = CharTokenizer(vocab + "".join(sorted(set(text_vocab) - set(vocab))))
+    to_model_ids = tokenizer.encode(text_vocab)
+    return Corpus(str(path), tokenizer, ids_N, to_model_ids, sha256, train_chars)
+
+
+def encode(chunks: Iterable[str]) -> tuple[np.ndarray, str, str]:
+    """The ids of a text, read in one pass; its vocabulary; the SHA-256 of both.
+
+    Id i stands for the character `vocab[i]`; the vocabulary is all characters of the text, sorted.
+    """
+    id_of_code_point = np.full(sys.maxunicode + 1, -1, np.int32)
+    found: list[int] = []  # code points by first appearance; ids are positions in it
+    content, dtype = bytearray(), np.dtype(np.uint8)  # grows in place
+    for text in chunks:
+        codes_T = code_points(text)
+        ids_T = id_of_code_point[codes_T]
+        if (ids_T < 0).any():
+            new = np.unique(codes_T[ids_T < 0])
+            id_of_code_point[new] = np.arange(len(found), len(found) + len(new))
+            found.extend(new.tolist())
+            ids_T = id_of_code_point[codes_T]
+            wider = np.min_scalar_type(len(found) - 1)
+            if wider != dtype:
+                content, dtype = bytearray(np.frombuffer(content, dtype).astype(wider)), wider
+        content += ids_T.astype(dtype).data
+    ids_N = np.frombuffer(content, dtype)
+    vocab = "".join(map(chr, sorted(found)))
+    digest = hashlib.sha256(json.dumps(vocab).encode())
+    sorted_ids = np.argsort(np.argsort(found)).astype(dtype)
+    for part_T in np.array_split(ids_N, len(ids_N) // 2**20 + 1):  # views, which bound the memory
+        part_T[:] = sorted_ids[part_T]
+        digest.update(part_T)
+    return ids_N, vocab, digest.hexdigest()

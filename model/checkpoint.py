@@ -5,7 +5,6 @@ everything before. PyTorch's own loader accepts most damaged files without a wor
 the digest before it parses anything.
 """
 
-import contextlib
 import hashlib
 import io
 import os
@@ -23,7 +22,7 @@ from torch.optim import Optimizer
 from model.run.errors import RunError, UserError, out_of_memory_hint
 from model.run.files import atomic_write
 
-MAGIC = b"QUILLPT3"
+MAGIC = b"QUILLPT4"
 
 
 @dataclass
@@ -37,7 +36,6 @@ class Checkpoint:
     config: dict[str, Any] = field(default_factory=dict)  # what has a value, without out_dir
     vocab: str = ""
     data_sha256: str = ""
-    run_id: str = ""  # the same in all checkpoints of a run
     model: dict[str, Tensor] = field(default_factory=dict)  # state dict
     teacher: dict[str, Tensor] = field(default_factory=dict)  # that of a first network
     optimizers: list[dict[str, Any]] = field(default_factory=list)  # state dicts
@@ -48,7 +46,8 @@ class Checkpoint:
     best_val_loss: float | None = None
     best_step: int | None = None
     seconds: float = 0.0  # wall clock, summed over resumes
-    train_seconds: float = 0.0  # of these, spent in training steps
+    train_seconds: float = 0.0  # of these, spent in training steps that compiled nothing
+    timed_steps: int = 0  # how many these are
     eval_seconds: float = 0.0  # of these, spent in evaluations, saving and pictures
 
     @property
@@ -60,7 +59,7 @@ class Checkpoint:
     def chars_per_second(self) -> float:
         """Training speed, without evaluations and saving."""
         chars_per_step = self.config["batch_size"] * self.config["block_size"]
-        return self.step * chars_per_step / max(self.train_seconds, 1e-9)
+        return self.timed_steps * chars_per_step / max(self.train_seconds, 1e-9)
 
 
 def save(checkpoint: Checkpoint, *paths: Path) -> None:
@@ -87,7 +86,7 @@ def load(path: Path | str) -> Checkpoint:
                 return Checkpoint(**values)
             problem += ", or it is damaged"
             if path.name == "ckpt.pt":
-                problem += "; one of nanoGPT needs --meta"
+                problem += "; python -m tests.benchmarks.convert converts one of nanoGPT"
     except OSError as error:
         problem = f"cannot be read: {error.strerror}"
     except (pickle.UnpicklingError, TypeError) as error:
@@ -101,27 +100,16 @@ def load(path: Path | str) -> Checkpoint:
 def load_to_resume(path: Path) -> Checkpoint:
     """`load`, for a run that goes on in the directory of `path`.
 
-    If best.pt is missing, damaged or not the best, the next evaluation writes it. Raises UserError
-    if it is not the directory of a run, or has a checkpoint of another run or of a later step.
+    If its best.pt is missing or damaged, the next evaluation writes it. Raises UserError if it is
+    not the directory of a run.
     """
     checkpoint = load(path)
     if not path.with_name("config.toml").exists():
         raise UserError(f"{path.parent} has no config.toml, so it is not the directory of a run.")
-    for name in {"last.pt", "best.pt"} - {path.name}:
-        with contextlib.suppress(FileNotFoundError):
-            open(path.with_name(name), "rb").close()  # one that cannot be read may be intact
-        try:
-            other = load(path.with_name(name))
-        except UserError:  # missing or damaged
-            if name == "best.pt":
-                checkpoint.best_val_loss = checkpoint.best_step = None
-            continue
-        if other.run_id != checkpoint.run_id:
-            raise UserError(f"{path.with_name(name)} is of another run than {path}. Move it.")
-        if other.step > checkpoint.step:
-            raise UserError(f"{path.with_name(name)} is of a later step. Resume it, or move it.")
-        if name == "best.pt" and other.step != checkpoint.best_step:  # an old copy
-            checkpoint.best_val_loss = checkpoint.best_step = None
+    try:
+        load(path.with_name("best.pt"))
+    except UserError:
+        checkpoint.best_val_loss = checkpoint.best_step = None
     return checkpoint
 
 

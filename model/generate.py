@@ -3,13 +3,11 @@
 Shapes: B texts written side by side, T time, V vocabulary.
 """
 
-import itertools
+import inspect
 import math
-import threading
+import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated
 
 import numpy as np
@@ -18,8 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from model.attention import Cache
-from model.fast.csampler import TEXTS, make_csampler
-from model.run.errors import RunError
+from model.run.errors import RunError, print_line
 
 # Appends token ids ids_BT, returns the next-token logits_BV.
 StepFn = Callable[[np.ndarray], np.ndarray]
@@ -79,11 +76,36 @@ def start_character(vocab: str) -> str:
     return "\n" if "\n" in vocab else vocab[0]
 
 
-def make_step_fn(model: nn.Module, batch_size: int) -> StepFn:
+@torch.no_grad()
+def uses_cache(model: nn.Module) -> bool:
+    """Whether `model` takes a cache with which its logits are those without one.
+
+    If they differ, on a text a little longer than block_size, a line on standard error says so.
+    """
+    if "cache" not in inspect.signature(model.forward).parameters:
+        return False
+    length = min(model.config.block_size + 8, model.max_length or math.inf, 520)
+    ids_BT = torch.arange(length, device=next(model.parameters()).device)[None] % model.vocab_size
+    cache = Cache()
+    with torch.autocast(ids_BT.device.type, enabled=False):
+        parts = [ids_BT[:, :1], ids_BT[:, 1:4], ids_BT[:, 4:-1], ids_BT[:, max(4, length - 1) :]]
+        cached_BTV = torch.cat([model(part_BT, cache) for part_BT in parts if part_BT.numel()], 1)
+        logits_BTV = model(ids_BT)
+    differs = (cached_BTV - logits_BTV).abs().max() > 1e-3 * logits_BTV.abs().max()
+    if differs:
+        print_line(
+            f"warning: the cache of the network {model.config.network} changes its logits. It is "
+            "not used, so sampling takes longer. Run python -m pytest tests/model/test_networks.py",
+            sys.stderr,
+        )
+    return not differs
+
+
+def make_step_fn(model: nn.Module, batch_size: int, has_cache: bool) -> StepFn:
     """Returns a function: append token ids ids_BT, get the next-token logits_BV.
 
-    A network whose cache is not proven reads the latest block_size characters at each step, as in
-    training; so does one with a limited length once its cache is full.
+    Without a cache, each step reads the latest block_size characters again, as in training; so
+    does a network with a limited length once its cache is full.
     """
     device, block_size = next(model.parameters()).device, model.config.block_size
     cache, latest_BT = Cache(), np.empty((batch_size, 0), np.int32)
@@ -93,31 +115,24 @@ def make_step_fn(model: nn.Module, batch_size: int) -> StepFn:
         nonlocal cache, latest_BT
         latest_BT = np.concatenate((latest_BT, ids_BT), axis=1)[:, -block_size:]
         is_full = cache.length + ids_BT.shape[1] > (model.max_length or math.inf)
-        if is_full or not model.has_proven_cache:
+        if is_full or not has_cache:
             cache, ids_BT = Cache(), latest_BT
-        caches = [cache] if model.has_proven_cache else []
         # A long prompt is read in parts, which bounds the memory.
         for part_BT in torch.from_numpy(ids_BT).long().to(device).split(block_size, dim=1):
-            logits_BTV = model(part_BT, *caches)
+            logits_BTV = model(part_BT, cache) if has_cache else model(part_BT)
         return logits_BTV[:, -1].cpu().double().numpy()  # in this order: mps has no float64
 
     return step
 
 
-def generate(
-    new_step_fn: Callable[[int], StepFn],
-    prompt: list[int],
-    config: GenerationConfig,
-    samples: range,
-) -> Iterator[np.ndarray]:
+def generate(step: StepFn, prompt: list[int], config: GenerationConfig) -> Iterator[np.ndarray]:
     """Yield ids_B, the next character of each text that continues `prompt`.
 
-    `samples` are the numbers of the texts to write. The random numbers of text i depend only on
-    (seed, i), so other texts change it by rounding at most.
+    The random numbers of text i depend only on (seed, i), so other texts change it by rounding at
+    most.
     """
-    B, start = len(samples), len(prompt)
-    rngs = [np.random.default_rng([config.seed, i]) for i in samples]
-    step = new_step_fn(B)
+    B, start = config.num_samples, len(prompt)
+    rngs = [np.random.default_rng([config.seed, i]) for i in range(B)]
     text_BT = np.empty((B, start + min(config.max_new_tokens, 1000)), np.int32)
     text_BT[:, :start] = prompt
     new_BT = text_BT[:, :start]
@@ -137,44 +152,23 @@ def generate(
 def stream(
     model: nn.Module, vocab: str, prompt: list[int], config: GenerationConfig, stop: str = ""
 ) -> Iterator[tuple[int, str]]:
-    """Yield (0, character) while the first text is written, then (i, text) for each other text.
+    """Yield (0, character) while the texts are written, then (i, text) for all but the first text.
 
-    A text ends after max_new_tokens characters or after `stop`. The model must be in eval mode. The
-    C sampler writes the other texts in threads while the first is streamed.
+    A text ends after max_new_tokens characters or after `stop`. The model must be in eval mode.
     """
-    csampler = make_csampler(model)
-    new_step_fn = csampler or partial(make_step_fn, model)
-    others = range(1, config.num_samples)
-    group_size = TEXTS if csampler else max(1, len(others))
-    groups = [others[i : i + group_size] for i in range(0, len(others), group_size)]
-    cancelled = threading.Event()
-
-    def write_group(group: range) -> list[tuple[int, str]]:
-        steps = generate(new_step_fn, prompt, config, group)
-        texts = [""] * len(group)
-        while (chunk := list(itertools.islice(steps, 64))) and not cancelled.is_set():
-            for i, ids_T in enumerate(np.stack(chunk, axis=1)):
-                texts[i] += "".join(vocab[id_] for id_ in ids_T)
-            if stop and all(stop in text for text in texts):
-                break
-        if stop:
-            texts = ["".join(text.partition(stop)[:2]) for text in texts]
-        return list(zip(group, texts, strict=True))
-
-    pool = ThreadPoolExecutor(torch.get_num_threads())
-    try:
-        other_texts = pool.map(write_group, groups) if csampler else map(write_group, groups)
-        written = ""
-        for ids_B in generate(new_step_fn, prompt, config, range(1)):
-            written += vocab[ids_B[0]]
-            yield 0, written[-1]
-            if stop and written.endswith(stop):
-                break
-        for group in other_texts:
-            yield from group
-    finally:  # also if the caller stops reading
-        cancelled.set()
-        pool.shutdown(cancel_futures=True)
+    step = make_step_fn(model, config.num_samples, uses_cache(model))
+    texts = [""] * config.num_samples
+    unfinished = set(range(config.num_samples))
+    for ids_B in generate(step, prompt, config):
+        for i in sorted(unfinished):
+            texts[i] += vocab[ids_B[i]]
+            if i == 0:
+                yield 0, texts[0][-1]
+            if stop and texts[i].endswith(stop):
+                unfinished.remove(i)
+        if not unfinished:
+            break
+    yield from enumerate(texts[1:], start=1)
 
 
 @torch.no_grad()
@@ -184,7 +178,7 @@ def total_nll(model: nn.Module, ids_N: np.ndarray) -> float:
     It is read in parts of block_size. With a cache, each part sees those before it.
     """
     device, block_size = next(model.parameters()).device, model.config.block_size
-    reads_on = model.has_proven_cache and model.max_length is None
+    reads_on = model.max_length is None and uses_cache(model)
     ids = torch.from_numpy(ids_N).long().to(device)
     caches, nats = [Cache()] if reads_on else [], 0.0
     for x_T, y_T in zip(ids[:-1].split(block_size), ids[1:].split(block_size), strict=True):

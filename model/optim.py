@@ -78,25 +78,6 @@ def learning_rate(step: int, config: OptimConfig) -> float:
     return config.min_lr + cosine * (config.learning_rate - config.min_lr)
 
 
-def expect_end(val_loss: float, step: int, eval_interval: int, config: OptimConfig) -> str:
-    """A line that predicts the last loss of a network from its loss after `step` steps.
-
-    It is for the first evaluation after a tenth of the network's steps, otherwise "". With the
-    linear decay, the loss falls from there by about 0.3 nats times the part of the steps that is
-    left (docs/experiments.md, "In which loss does a run end?"); with a cosine decay, "".
-    """
-    first, end = network_steps(step - 1, config)
-    left = (end - step) / (end - first)
-    left_before = (end - max(first, step - eval_interval)) / (end - first)
-    if config.lr_decay_iters or not 0 < left <= 0.9 < left_before:
-        return ""
-    who = "the first network is " if step < config.teacher_iters else ""
-    return (
-        f"             {who}likely to end near {val_loss - 0.3 * left:.2f}, "
-        f"give or take {0.17 * left:.2f}"
-    )
-
-
 def make_optimizers(
     model: nn.Module, config: OptimConfig, muon_dtype: torch.dtype
 ) -> list[Optimizer]:

@@ -6,7 +6,6 @@ N numbers shown of a vector, R places in the residual stream (before, between, a
 
 import base64
 import json
-import os
 import zlib
 from pathlib import Path
 
@@ -14,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, cross_entropy
 
-from model.attention import USES_FUSED_KERNEL
+from model.attention import AttentionCall
 from model.inspect.record import record_attention, residual_stream
-from model.run.errors import RunError, UserError
+from model.run.errors import RunError
 
 TEMPLATE = Path(__file__).with_name("page.html")
 DATA = "/*DATA*/"  # is replaced by the data
@@ -30,22 +29,21 @@ LEVELS = 32766  # weights are rounded to so many parts; 256 characters take abou
 def attention_page(model: nn.Module, vocab: str, ids: list[int], about: str) -> str:
     """An HTML page, complete in itself, that shows what `model` computed for a text.
 
-    It shows the first MAX_PAGE_CHARS characters, and of a network that reads the text in one pass
-    at most block_size. `model` is in eval mode. Raises RunError if no attention could be recorded.
+    It shows the first MAX_PAGE_CHARS characters, or as many as `model` can read at once. `model` is
+    in eval mode. Raises RunError if no attention could be recorded.
     """
-    reads_on = model.has_proven_cache and model.max_length is None
-    shown = ids[: MAX_PAGE_CHARS if reads_on else min(MAX_PAGE_CHARS, model.config.block_size)]
+    shown = ids[: min(MAX_PAGE_CHARS, model.max_length or MAX_PAGE_CHARS)]
     if len(shown) < len(ids):
         about += f"; the first {len(shown):,} of {len(ids):,} characters"
     ids_T = torch.tensor(shown, device=next(model.parameters()).device)
-    with record_attention(model) as calls:
+    with record_attention(model) as recorded:
         logits_BTV = model(ids_T[None])
-    if not calls:
+    if not recorded:
         raise RunError(
-            "no attention was recorded: no layer calls fast_attend of model/attention.py with the "
-            "causal mask, a query and a key for each character, so that it calls attention_weights "
-            "once."
+            "no attention was recorded: no block calls attend or record of model/attention.py with "
+            "a query and a key for each character."
         )
+    calls = [call for _, call in recorded]
     nll = cross_entropy(logits_BTV[0, :-1].float(), ids_T[1:], reduction="none")
     with record_attention(model):  # the equation runs here, too: the same rounding
         stream, lens = residual_stream(model, ids_T[None])
@@ -60,9 +58,9 @@ def attention_page(model: nn.Module, vocab: str, ids: list[int], about: str) -> 
     data = {
         "about": about,
         "chars": [vocab[id_] for id_ in shown],
-        "blocks": [[call.block, call.weights_BHTS.size(1)] for call in calls],
+        "blocks": [[block, call.weights_BHTS.size(1)] for block, call in recorded],
         "width": calls[0].q_BHTD.size(-1),
-        "windows": [call.window or len(shown) for call in calls],
+        "windows": [farthest(call.weights_BHTS) for call in calls],
         "nll": [None, *(round(value, 4) for value in nll.tolist())],
         "top": [
             [
@@ -73,18 +71,16 @@ def attention_page(model: nn.Module, vocab: str, ids: list[int], about: str) -> 
         ],
         "came": lens_RTV[:, torch.arange(len(shown) - 1), ids_T[1:]].tolist(),
         "twins": stream and twins(ids_T, torch.stack([x_BTC[0].float() for x_BTC in stream])),
-        "network": model.config.network if model.has_proven_cache else None,
         "unit": unit,
         "weights": pack(units_XTT[:, visible_TT], "<i2"),
         "vectors": None,
     }
-    # Only an equation that was not edited is softmax(Q Kᵀ / √d + mask) V for certain.
-    is_textbook = USES_FUSED_KERNEL and all(call.scale is None for call in calls)
-    if is_textbook and len({x.shape for call in calls for x in call[1:4]}) == 1:
+    shapes = {x.shape for call in calls for x in (call.q_BHTD, call.k_BHSD, call.v_BHSD)}
+    if len(shapes) == 1 and all(map(is_textbook, calls)):
         scores_XTT = torch.cat([call.q_BHTD[0] @ call.k_BHSD[0].mT for call in calls]).float().cpu()
         scores_XTT = (scores_XTT / data["width"] ** 0.5).masked_fill(weights_XTT == 0, -torch.inf)
         vectors_X3TN = torch.cat(
-            [torch.stack([x[0, ..., :SHOWN_FEATURES] for x in call[1:4]], 1) for call in calls]
+            [torch.stack([x[0, ..., :SHOWN_FEATURES] for x in call[:3]], 1) for call in calls]
         )
         data["vectors"] = pack((vectors_X3TN * 100).round().clamp(-32768, 32767), "<i2")
         data["log_sums"] = pack(scores_XTT.logsumexp(-1), "<f4")
@@ -111,21 +107,17 @@ def twins(ids_T: Tensor, stream_RTC: Tensor) -> list[list[list[float]]]:
     return found
 
 
-def check_page_path(name: str) -> None:
-    """Raise UserError unless it is an .html file in a folder, new or an attention page."""
-    path = Path(name)
-    if not name.endswith(".html") or not os.path.isdir(path.parent):
-        raise UserError(f"attention is {name!r}. Name an .html file in a folder that exists.")
-    try:
-        is_file = not path.resolve().is_dir() and not path.is_fifo()
-    except (OSError, RuntimeError):  # the name is too long, or a link to itself
-        is_file = False
-    if not is_file:
-        raise UserError(f"{name} is not a file. Name another one.")
-    if path.exists():
-        start, content = TEMPLATE.read_bytes().split(b"<style>")[0], path.read_bytes()
-        if not content.startswith(start) or DATA.encode() in content:
-            raise UserError(f"{name} is not an attention page. Name another file.")
+def farthest(weights_BHTS: Tensor) -> int:
+    """How many characters back, its own included, the farthest weight above 0 is."""
+    queries_N, keys_N = weights_BHTS.flatten(0, 1).any(dim=0).nonzero(as_tuple=True)
+    return int((queries_N - keys_N).max()) + 1
+
+
+def is_textbook(call: AttentionCall) -> bool:
+    """Whether the weights are softmax(Q Kᵀ / √d + mask)."""
+    scores_BHTS = call.q_BHTD @ call.k_BHSD.mT / call.q_BHTD.size(-1) ** 0.5
+    expected_BHTS = scores_BHTS.masked_fill(call.weights_BHTS == 0, -torch.inf).softmax(-1)
+    return torch.allclose(call.weights_BHTS, expected_BHTS, atol=1e-3)
 
 
 def pack(tensor: Tensor, dtype: str) -> str:

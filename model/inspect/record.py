@@ -6,59 +6,42 @@ V vocabulary.
 
 import contextlib
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from model import attention
-
-
-class AttentionCall(NamedTuple):
-    """One call of `attend`: its arguments, and the weights that it used."""
-
-    block: int  # from 1
-    q_BHTD: Tensor
-    k_BHSD: Tensor
-    v_BHSD: Tensor
-    scale: float | None
-    window: int | None
-    weights_BHTS: Tensor
+from model.attention import AttentionCall
 
 
 @contextlib.contextmanager
-def record_attention(model: nn.Module) -> Iterator[list[AttentionCall]]:
+def record_attention(model: nn.Module) -> Iterator[list[tuple[int, AttentionCall]]]:
     """Inside, each attention of one forward pass of `model` is appended to the list.
 
-    The network computes the equation in place of the fused kernel meanwhile. What is recorded are
-    the weights that `attention_weights` returned, also if it was edited. An edited `attend` that
-    calls `attention_weights` twice is not recorded, nor is a layer without the causal mask, or
-    without a weight for each head and pair of characters.
+    An item is the number of its block, from 1 on, and what it computed. `attend` computes the
+    equation meanwhile. Attention without a weight for each head and pair of characters is left out.
     """
-    calls, blocks, weights, shapes = [], [], [], []
-    originals = dict(vars(attention))
+    calls, n_blocks, shape = [], 0, None
 
-    def attention_weights(*args, **options) -> Tensor:
-        weights.append(originals["attention_weights"](*args, **options))
-        return weights[-1]
+    def start(model: nn.Module, args: tuple[Tensor, ...]) -> None:
+        nonlocal shape
+        shape = args[0].shape
 
-    def attend(
-        q: Tensor, k: Tensor, v: Tensor, causal=False, scale=None, window=None, *args, **options
-    ) -> Tensor:
-        weights.clear()
-        out_BHTD = originals["attend"](q, k, v, causal, scale, window, *args, **options)
-        B, T = shapes[-1]
-        if causal and len(weights) == 1 and weights[0].shape == (B, q.size(1), T, T):
-            calls.append(AttentionCall(len(blocks), q, k, v, scale, window, weights[0]))
-        return out_BHTD
+    def collect(*_: object) -> None:
+        nonlocal n_blocks
+        n_blocks += 1
+        for call in attention.recorded:
+            B, T = shape
+            if call.q_BHTD.ndim == 4 and call.weights_BHTS.shape == (B, call.q_BHTD.size(1), T, T):
+                calls.append((n_blocks, call))
+        attention.recorded.clear()
 
-    model_hook = model.register_forward_pre_hook(lambda _, args: shapes.append(args[0].shape))
-    with model_hook, contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(model.register_forward_pre_hook(start))
         for block in set(model.blocks):  # one may be used several times
-            stack.enter_context(block.register_forward_pre_hook(lambda *_: blocks.append(1)))
-        stack.callback(vars(attention).update, originals)
-        attention.attend, attention.attention_weights = attend, attention_weights
-        attention.USES_FUSED_KERNEL = False
+            stack.enter_context(block.register_forward_hook(collect))
+        stack.callback(setattr, attention, "recorded", None)
+        attention.recorded = []
         yield calls
 
 

@@ -10,7 +10,7 @@ V vocabulary.
 import torch
 from torch import Tensor, nn
 
-from model.attention import Cache, fast_attend
+from model.attention import Cache, attend
 from model.network import GPTConfig
 
 
@@ -35,12 +35,13 @@ class Attention(nn.Module):
         if cache is not None:
             k_BHSD, v_BHSD = cache.append(self, k_BHTD, v_BHTD, self.config.block_size)
         dropout = self.config.dropout if self.training else 0.0
-        out_BHTD = fast_attend(q_BHTD, k_BHSD, v_BHSD, causal=True, dropout=dropout)
+        out_BHTD = attend(q_BHTD, k_BHSD, v_BHSD, causal=True, dropout=dropout)
         return self.proj(out_BHTD.transpose(1, 2).flatten(2))
 
     def split_heads(self, x_BTC: Tensor) -> Tensor:
         """x_BTC to x_BHTD."""
-        return x_BTC.unflatten(-1, (self.config.n_head, -1)).transpose(1, 2)
+        B, T, _ = x_BTC.shape
+        return x_BTC.view(B, T, self.config.n_head, -1).transpose(1, 2)
 
 
 class MLP(nn.Module):
@@ -76,6 +77,8 @@ class Block(nn.Module):
 
 class GPT(nn.Module):
     """A decoder-only transformer with learned positions, and one table as embedding and head."""
+
+    settings = ("bias",)
 
     def __init__(self, config: GPTConfig, vocab_size: int) -> None:
         super().__init__()

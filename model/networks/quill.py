@@ -1,26 +1,25 @@
 """Quill's network: a GPT that learns a character-level text in less time than the textbook's.
 
-docs/attention.md lists its differences from gpt.py; docs/ideas.md says what they are worth. The C
-sampler is used while the code of this file and of attention.py is what it was tested against.
+docs/attention.md lists its differences from gpt.py; docs/ideas.md says what they are worth.
 
 Shapes: B batch, T time (characters), C channels (n_embd), H heads, D head width (C / H), E half of
-it (D / 2), S keys, V vocabulary.
+it (D / 2), S keys, N positions of a stretch, V vocabulary.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.attention import Cache, fast_attend
+from model.attention import Cache, attend
 from model.network import GPTConfig
-from model.run.errors import UserError
 
 
 def rotation_angles(start: int, T: int, D: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """cos_TE and sin_TE of the rotation angles for positions start .. start + T - 1.
+    """cos_TD and sin_TD of the rotation angles for positions start .. start + T - 1.
 
-    Feature pair e rotates by 10000^(-e/E) radians per character: high frequencies encode short
-    distances, low ones long distances (Su et al. 2021, "RoFormer").
+    Features e and e + E are a pair. It rotates by 10000^(-e/E) radians per character: high
+    frequencies encode short distances, low ones long distances (Su et al. 2021, "RoFormer"). The
+    sine of the first of a pair is negated, as `rotate` needs it.
     """
     # Far from the start, float32 angles are too coarse: use float64, on the CPU because mps has
     # none. Training always starts at 0 and stays on the device.
@@ -28,19 +27,20 @@ def rotation_angles(start: int, T: int, D: int, like: Tensor) -> tuple[Tensor, T
     inv_freq_E = 10000.0 ** (-torch.arange(0, D, 2, dtype=dtype, device=device) / D)
     positions_T = torch.arange(start, start + T, dtype=dtype, device=device)
     angles_TE = positions_T[:, None] * inv_freq_E
-    return angles_TE.cos().to(like), angles_TE.sin().to(like)
+    cos_TE, sin_TE = angles_TE.cos(), angles_TE.sin()
+    cos_TD, sin_TD = torch.cat((cos_TE, cos_TE), dim=-1), torch.cat((-sin_TE, sin_TE), dim=-1)
+    return cos_TD.to(like), sin_TD.to(like)
 
 
-def rotate(x_BHTD: Tensor, cos_TE: Tensor, sin_TE: Tensor) -> Tensor:
+def rotate(x_BHTD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
     """Rotary position embedding (RoPE): rotate each feature pair by its position's angle.
 
-    The dot product of a rotated query and a rotated key depends only on the distance between them.
+    A pair (a, b) becomes (a cos - b sin, b cos + a sin). The dot product of a rotated query and a
+    rotated key depends only on the distance between them.
     """
-    cos_TE, sin_TE = cos_TE.to(x_BHTD.dtype), sin_TE.to(x_BHTD.dtype)
-    a_BHTE, b_BHTE = x_BHTD.chunk(2, dim=-1)
-    rotated_a_BHTE = a_BHTE * cos_TE - b_BHTE * sin_TE
-    rotated_b_BHTE = a_BHTE * sin_TE + b_BHTE * cos_TE
-    return torch.cat((rotated_a_BHTE, rotated_b_BHTE), dim=-1)
+    cos_TD, sin_TD = cos_TD.to(x_BHTD.dtype), sin_TD.to(x_BHTD.dtype)
+    swapped_BHTD = x_BHTD.roll(x_BHTD.size(-1) // 2, dims=-1)
+    return x_BHTD * cos_TD + swapped_BHTD * sin_TD
 
 
 def norm(x: Tensor) -> Tensor:
@@ -61,22 +61,23 @@ class Attention(nn.Module):
         self.proj = nn.Linear(C, C, bias=False)
 
     def forward(
-        self, x_BTC: Tensor, cos_TE: Tensor, sin_TE: Tensor, cache: Cache | None = None
+        self, x_BTC: Tensor, cos_TD: Tensor, sin_TD: Tensor, cache: Cache | None = None
     ) -> Tensor:
         """x_BTC to out_BTC. With a `cache`, x_BTC continues the text in it."""
-        q_BHTD = rotate(self.split_heads(self.query(x_BTC)), cos_TE, sin_TE)
-        k_BHTD = rotate(self.split_heads(self.key(x_BTC)), cos_TE, sin_TE)
+        q_BHTD = rotate(self.split_heads(self.query(x_BTC)), cos_TD, sin_TD)
+        k_BHTD = rotate(self.split_heads(self.key(x_BTC)), cos_TD, sin_TD)
         v_BHTD = self.split_heads(self.value(x_BTC))
         k_BHSD, v_BHSD = k_BHTD, v_BHTD
         window = self.config.block_size
         if cache is not None:
             k_BHSD, v_BHSD = cache.append(self, k_BHTD, v_BHTD, window)
-        out_BHTD = fast_attend(q_BHTD, k_BHSD, v_BHSD, causal=True, window=window)
+        out_BHTD = attend(q_BHTD, k_BHSD, v_BHSD, causal=True, window=window)
         return self.proj(out_BHTD.transpose(1, 2).flatten(2))
 
     def split_heads(self, x_BTC: Tensor) -> Tensor:
         """x_BTC to x_BHTD."""
-        return x_BTC.unflatten(-1, (self.config.n_head, -1)).transpose(1, 2)
+        B, T, _ = x_BTC.shape
+        return x_BTC.view(B, T, self.config.n_head, -1).transpose(1, 2)
 
 
 class MLP(nn.Module):
@@ -120,12 +121,13 @@ class TokenShift(nn.Module):
     def forward(self, x_BTC: Tensor, cache: Cache | None = None) -> Tensor:
         """x_BTC to out_BTC. With a `cache`, x_BTC continues the text in it."""
         B, _, C = x_BTC.shape
-        last_B2C = x_BTC.new_zeros(B, 2, C)
-        if cache is not None:
-            last_B2C = cache.last_inputs.get(self, last_B2C)
+        if cache is not None and self in cache.kept:
+            last_B2C = cache.kept[self]
+        else:
+            last_B2C = x_BTC.new_zeros(B, 2, C)
         padded_BTC = torch.cat((last_B2C, x_BTC), dim=1)  # two positions more than x_BTC
         if cache is not None:
-            cache.last_inputs[self] = padded_BTC[:, -2:]
+            cache.kept[self] = padded_BTC[:, -2:]
         now, shifted_1, shifted_2 = padded_BTC.tensor_split(3, dim=-1)
         return torch.cat((now[:, 2:], shifted_1[:, 1:-1], shifted_2[:, :-2]), dim=-1)
 
@@ -150,26 +152,25 @@ class Block(nn.Module):
         self.dropout = Dropout(config.dropout)
 
     def forward(
-        self, x_BTC: Tensor, cos_TE: Tensor, sin_TE: Tensor, cache: Cache | None = None
+        self, x_BTC: Tensor, cos_TD: Tensor, sin_TD: Tensor, cache: Cache | None = None
     ) -> Tensor:
-        """x_BTC to x_BTC; cos_TE and sin_TE are from `rotation_angles`."""
+        """x_BTC to x_BTC; cos_TD and sin_TD are from `rotation_angles`."""
         h_BTC = self.mlp_1(self.shift_mlp_1(norm(x_BTC), cache))
         x_BTC = x_BTC.to(h_BTC.dtype) + self.dropout(h_BTC)  # in half precision under autocast
         h_BTC = self.shift_attention(norm(x_BTC), cache)
-        x_BTC = x_BTC + self.dropout(self.attention(h_BTC, cos_TE, sin_TE, cache))
+        x_BTC = x_BTC + self.dropout(self.attention(h_BTC, cos_TD, sin_TD, cache))
         h_BTC = self.shift_mlp_2(norm(x_BTC), cache)
         return x_BTC + self.dropout(self.mlp_2(h_BTC))
 
 
 class GPT(nn.Module):
-    """A decoder-only transformer with rotary positions in place of a position embedding."""
+    """A decoder-only transformer with rotary positions instead of a position embedding."""
 
     max_length = None  # reads texts of any length, since positions are relative
+    settings = ()
 
     def __init__(self, config: GPTConfig, vocab_size: int) -> None:
         super().__init__()
-        if config.bias:
-            raise UserError("the network quill has no bias. Leave it out, or use --network gpt.")
         self.config = config
         self.embedding = nn.Embedding(vocab_size, config.n_embd)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
@@ -190,12 +191,27 @@ class GPT(nn.Module):
         The text may be longer than block_size; attention sees the latest block_size characters.
         With a `cache`, ids_BT continues the text in it and is added to it.
         """
-        start, T = (cache.length if cache is not None else 0), ids_BT.size(1)
         x_BTC = norm(self.embedding(ids_BT))
-        head_width = self.config.n_embd // self.config.n_head
-        cos_TE, sin_TE = rotation_angles(start, T, head_width, like=x_BTC)
+        cos_TD, sin_TD = self.angles(x_BTC, cache)
         for block in self.blocks:
-            x_BTC = block(x_BTC, cos_TE, sin_TE, cache)
+            x_BTC = block(x_BTC, cos_TD, sin_TD, cache)
         if cache is not None:
-            cache.length += T
+            cache.length += ids_BT.size(1)
         return self.head(norm(x_BTC))
+
+    def angles(self, x_BTC: Tensor, cache: Cache | None) -> tuple[Tensor, Tensor]:
+        """cos_TD and sin_TD for the positions of x_BTC.
+
+        A `cache` keeps those of a stretch of block_size positions.
+        """
+        T, head_width = x_BTC.size(1), self.config.n_embd // self.config.n_head
+        if cache is None:
+            return rotation_angles(0, T, head_width, like=x_BTC)
+        first, cos_ND, sin_ND = cache.kept.get(self, (0, (), ()))
+        i = cache.length - first
+        if i + T > len(cos_ND):
+            N = max(T, self.config.block_size)
+            cos_ND, sin_ND = rotation_angles(cache.length, N, head_width, like=x_BTC)
+            cache.kept[self] = cache.length, cos_ND, sin_ND
+            i = 0
+        return cos_ND[i : i + T], sin_ND[i : i + T]

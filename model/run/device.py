@@ -1,13 +1,11 @@
-"""Device, number format, compilation: all code that is for particular devices or formats."""
+"""Device, dtype, compilation: all code that is for particular devices or dtypes."""
 
 import contextlib
 import ctypes
-import functools
 import os
 import random
 import re
 import sys
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
@@ -16,10 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from model.run.errors import UserError, print_line
+from model.run.errors import UserError
 from model.run.processes import Processes
-
-print_once = functools.cache(print_line)  # trial runs and a teacher are compiled, too
 
 
 @dataclass(frozen=True)
@@ -29,18 +25,30 @@ class DeviceConfig:
     device: Annotated[str, "auto, cpu, cuda, cuda:N or mps"] = "auto"
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
-        "number format of matrix products; auto: the fastest for training, float32 for sampling",
+        "dtype of matrix products; auto: the fastest for training, float32 for sampling",
     ] = "auto"
 
 
 @dataclass(frozen=True)
+class CompileConfig(DeviceConfig):
+    """What to train on."""
+
+    compile: Annotated[
+        Literal["auto", "on", "off", "True", "False"],
+        "torch.compile; auto: on CUDA, and on a CPU with enough --minutes (6 for 4 blocks)",
+    ] = "auto"
+    deterministic: Annotated[
+        bool, "refuse operations that do not repeat exactly; --no-deterministic allows them"
+    ] = True
+
+
+@dataclass(frozen=True)
 class Machine:
-    """What a command computes on: this process's device, a number format, all processes."""
+    """What a command computes on: this process's device, a dtype, all processes."""
 
     device: torch.device
     dtype: torch.dtype
     processes: Processes = field(default_factory=Processes)
-    threads: dict[int, int] = field(default_factory=dict)  # native id to its own CPU, or empty
 
     def __str__(self) -> str:
         """For a person: "cpu (2 threads), bfloat16"."""
@@ -77,45 +85,21 @@ class Machine:
         """Keeps float16 gradients in range; for other dtypes it passes everything through."""
         return torch.amp.GradScaler(self.device.type, enabled=self.dtype == torch.float16)
 
-    def bind_threads(self) -> None:
-        """On two CPUs, bind each thread to one of its own, so that other programs slow it less.
-
-        After each operation all threads wait for the slowest. Beside one busy program, two threads
-        that move between two CPUs reach 0.3 of their speed, bound ones half of it. Whatever the
-        main thread starts from then on is bound, too.
-        """
-        for thread, cpu in self.threads.items():
-            os.sched_setaffinity(thread, {cpu})
-
-    def compile(self, network: nn.Module, mode: str, x_BT: Tensor) -> Callable[[Tensor], Tensor]:
-        """`network`, compiled if `mode` asks for it and the compiler can.
-
-        A compiler fails at the first call, so this makes that call, on `x_BT`, with its backward
-        pass; the caller clears the gradients. If it fails, one warning says why, and `network`
-        itself is returned.
-        """
+    def compile(self, network: nn.Module, mode: str) -> Callable[[Tensor], Tensor]:
+        """`network`, compiled if `mode` asks for it. The compiler runs at its first call."""
         # (`choose_config` may have set auto to on.)
         is_wanted = mode in ("on", "True") or (mode == "auto" and self.device.type == "cuda")
         if not is_wanted:
             return network
-        torch.use_deterministic_algorithms(True)  # tells the compiler, too
+        if torch.are_deterministic_algorithms_enabled():
+            torch.use_deterministic_algorithms(True)  # tells the compiler, too
         options = {}
         if self.device.type == "cpu":
             # PyTorch's own random numbers are faster than the compiler's, and equal to those of a
             # run that is not compiled. A result of more than ten operations is stored, not
             # computed again where it is used: the angles of a rotation, for example.
             options = {"fallback_random": True, "realize_opcount_threshold": 10}
-        compiled = torch.compile(network, dynamic=False, options=options)
-        try:
-            with self.autocast():
-                logits_BTV = compiled(x_BT)
-            if logits_BTV.requires_grad:
-                logits_BTV.sum().backward()
-        except Exception as error:  # the compiler raises exceptions of many types
-            problem = str(error).strip().partition("\n")[0][:200]
-            print_once(f"warning: training goes on without torch.compile: {problem}", sys.stderr)
-            return network
-        return compiled
+        return torch.compile(network, dynamic=False, options=options)
 
 
 def choose_device(name: str) -> torch.device:
@@ -156,7 +140,7 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if device.type == "cpu" and fast_on_cpu else torch.float32
 
 
-def training_machine(config: DeviceConfig, processes: Processes) -> Machine:
+def training_machine(config: CompileConfig, processes: Processes) -> Machine:
     """The machine to train on, configured so that training is fast and repeats exactly.
 
     Of several processes, each has a GPU of its own. Raises UserError if there are too few.
@@ -172,16 +156,12 @@ def training_machine(config: DeviceConfig, processes: Processes) -> Machine:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # makes cuBLAS deterministic
     # Otherwise the embedding's backward pass on a CPU adds up in a different order each time.
     # (torch.use_deterministic_algorithms does the same, and imports the compiler, which takes 1 s.)
-    torch.set_deterministic_debug_mode("error")
+    torch.set_deterministic_debug_mode("error" if config.deterministic else "default")
     torch.utils.deterministic.fill_uninitialized_memory = False
     torch.set_float32_matmul_precision("high")
-    threads = {}
     if device.type == "cpu":
         keep_freed_memory()
-        threads = openmp_threads()
-        for thread in threads:  # after a trial run they are bound; a compiler may use all CPUs
-            os.sched_setaffinity(thread, threads.values())
-    return Machine(device, choose_dtype(config.dtype, device), processes, threads)
+    return Machine(device, choose_dtype(config.dtype, device), processes)
 
 
 def sampling_machine(config: DeviceConfig) -> Machine:
@@ -191,25 +171,6 @@ def sampling_machine(config: DeviceConfig) -> Machine:
     """
     device = choose_device(config.device)
     return Machine(device, choose_dtype(config.dtype.replace("auto", "float32"), device))
-
-
-@functools.cache  # the threads start only once
-def openmp_threads() -> dict[int, int]:
-    """The native ids of PyTorch's two threads, and the CPU for each; the main thread is the first.
-
-    Empty off Linux, or if the user sets their number or place. Empty also on other than two CPUs:
-    with more, oneDNN may use fewer threads for a small product, OpenMP ends the others, and those
-    that start later inherit the CPU of the main thread.
-    """
-    chosen = {"OMP_NUM_THREADS", "OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY"}
-    if sys.platform != "linux" or chosen & os.environ.keys():
-        return {}
-    before = set(os.listdir("/proc/self/task"))
-    torch.ones(1 << 20).add_(1)  # starts the threads
-    started = set(os.listdir("/proc/self/task")) - before
-    threads = threading.get_native_id(), *map(int, started)
-    cpus = sorted(os.sched_getaffinity(0))
-    return dict(zip(threads, cpus, strict=True)) if len(threads) == len(cpus) == 2 else {}
 
 
 def keep_freed_memory() -> None:

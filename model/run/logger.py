@@ -2,13 +2,11 @@
 
 import json
 import shlex
-import shutil
 import sys
 import threading
 from pathlib import Path
 from typing import Any
 
-from torch import nn
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 from tqdm import tqdm
@@ -56,15 +54,6 @@ class RunLogger:
         self.bar = tqdm(
             total=max_iters, initial=step, unit="step", dynamic_ncols=True, disable=None
         )
-
-    def log_embedding(self, model: nn.Module, vocab: str) -> None:
-        """Show the first embedding that has a row for each character in the Projector."""
-        labels = [char if char.isprintable() and char != " " else repr(char) for char in vocab]
-        for name, layer in model.named_modules():
-            if isinstance(layer, nn.Embedding) and layer.num_embeddings == len(vocab):
-                shutil.rmtree(self.run_dir / "val" / "00000", ignore_errors=True)  # an earlier one
-                self.val.add_embedding(layer.weight.detach(), labels, tag=name)
-                break
 
     def print(self, text: str) -> None:
         """Print to standard error."""
