@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import math
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -58,7 +59,7 @@ class TextConfig:
                 raise UserError(f"{' and '.join(given)} exclude each other. Give one of them.")
         if self.attention is not None:
             path = Path(self.attention)
-            if path.suffix != ".html" or not path.parent.is_dir():
+            if path.suffix != ".html" or not os.path.isdir(path.parent):
                 raise UserError(
                     f"attention is {self.attention!r}. Name an .html file in a folder that exists."
                 )
@@ -107,7 +108,7 @@ def write(text: str) -> None:
 def run_interactive(model: nn.Module, tokenizer: CharTokenizer, config: SampleConfig) -> None:
     """Continue each line of standard input until it ends."""
     with contextlib.suppress(ImportError):
-        import readline  # noqa: F401, PLC0415  (arrow keys and history for input())
+        import readline  # noqa: F401  (arrow keys and history for input())
     if hasattr(sys.stdin, "reconfigure"):
         sys.stdin.reconfigure(encoding="utf-8", errors="replace")
     on_terminal = sys.stdin.isatty() and sys.stdout.isatty()

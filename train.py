@@ -47,6 +47,7 @@ from model.run.logger import RunLogger, SilentLogger
 from model.run.processes import Processes
 
 SAVE_SECONDS = 600  # last.pt is saved at least so often
+SAMPLE_CHARS = 300  # written at the end; a third of them at each evaluation before
 
 
 @report_errors
@@ -229,7 +230,8 @@ def train(
                 logger.print(f"step {step:>6}  validation loss {val_loss:.4f} {speed}{note}")
                 save(*(["best.pt"] if is_best else []), "last.pt")
                 if processes.is_main:  # also in a trial run, which measures the time
-                    log_sample_and_maps(logger, model, corpus, step)
+                    chars = SAMPLE_CHARS if finished else SAMPLE_CHARS // 3
+                    log_sample_and_maps(logger, model, corpus, step, chars)
                 state.eval_seconds += time.perf_counter() - eval_start
                 patience = run_config.patience * run_config.eval_interval
                 waited = step - max(state.best_step, optim_config.teacher_iters)
@@ -397,12 +399,14 @@ def evaluate(model: nn.Module, corpus: Corpus, machine: Machine) -> float:
     return processes.sum(total) / corpus.eval_chars(model.config.block_size)
 
 
-def log_sample_and_maps(logger: RunLogger, model: nn.Module, corpus: Corpus, step: int) -> None:
+def log_sample_and_maps(
+    logger: RunLogger, model: nn.Module, corpus: Corpus, step: int, chars: int
+) -> None:
     """What a person looks at after each evaluation: a sampled text, and what each head looks at."""
     vocab = corpus.tokenizer.vocab
     model.eval()
     prompt = corpus.tokenizer.encode(start_character(vocab)).tolist()
-    pieces = stream(model, vocab, prompt, GenerationConfig(max_new_tokens=300))
+    pieces = stream(model, vocab, prompt, GenerationConfig(max_new_tokens=chars))
     sample = "".join(piece for _, piece in pieces)
     # Indented, it is code in Markdown, which TensorBoard shows as it is.
     logger.val.add_text("sample", indent(sample, "    ", lambda line: True), step)

@@ -51,6 +51,13 @@ class GPTConfig:
         names = network_names()
         if self.network not in names:
             raise UserError(f"network is {self.network!r}. Those in {FOLDER}: {', '.join(names)}.")
+        known = (*COMMON, *network_class(self.network).settings)
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value != field.default and field.name not in known:
+                raise UserError(
+                    f"{field.name} is {value}, but the network {self.network} has none."
+                )
         if self.n_embd % (2 * count_heads(self)):
             raise UserError(
                 f"n_embd is {self.n_embd} and n_head is {self.n_head}. "
@@ -69,16 +76,14 @@ def count_heads(config: GPTConfig) -> int:
     return config.n_head or next((n for n in counts if config.n_embd % (2 * n) == 0), 1)
 
 
-def make_network(config: GPTConfig, vocab_size: int) -> nn.Module:
-    """The network that `config` names, with new weights.
+def network_class(name: str) -> type[nn.Module]:
+    """The class GPT of a network's file."""
+    return importlib.import_module(f"model.networks.{name}").GPT
 
-    Raises UserError if a setting has a value that the network does not use.
-    """
-    network = importlib.import_module(f"model.networks.{config.network}").GPT
-    for field in fields(GPTConfig):
-        value = getattr(config, field.name)
-        if value != field.default and field.name not in (*COMMON, *network.settings):
-            raise UserError(f"{field.name} is {value}, but the network {config.network} has none.")
-    model = network(replace(config, n_head=count_heads(config)), vocab_size)
+
+def make_network(config: GPTConfig, vocab_size: int) -> nn.Module:
+    """The network that `config` names, with new weights."""
+    config = replace(config, n_head=count_heads(config))
+    model = network_class(config.network)(config, vocab_size)
     model.vocab_size = vocab_size
     return model

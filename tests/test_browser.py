@@ -77,7 +77,6 @@ def test_attention_page_follows_mouse_and_keys_and_shows_hostile_text_as_text(
     if edited:
         equation = attention.attention_weights
         monkeypatch.setattr(attention, "attention_weights", lambda *args: equation(*args) ** 2)
-        monkeypatch.setattr(page, "USES_FUSED_KERNEL", False)
     vocab = "".join(sorted(set(HOSTILE)))
     model = random_gpt(V=len(vocab), block_size=16).float().eval()
     ids = [vocab.index(char) for char in HOSTILE]

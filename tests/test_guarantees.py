@@ -25,9 +25,8 @@ import sample
 import train
 from configs.schema import ConfigParser
 from configs.training import TrainConfig
-from data import corpus, prepared
+from data import corpus
 from model import checkpoint
-from model.run.device import Machine
 from tests.conftest import ROOT, TINY, curve, file_size_limit, torchrun_variables
 from tests.test_train import STEPS, assert_same_run, assert_similar, at_steps, overflow_at
 
@@ -91,24 +90,20 @@ def test_a_killed_and_resumed_run_equals_an_uninterrupted_run(
 
 
 def test_a_signal_saves_and_tells_how_to_resume(tiny, monkeypatch, capsys):
-    """In a step, also the last one, or while the network is compiled."""
+    """In any step, also the first and the last one."""
     assert tiny(f"{STEPS} --out_dir=whole") == 0
-    for number, step in ((signal.SIGINT, 12), (signal.SIGTERM, 16), (signal.SIGHUP, 0)):
+    for number, step in ((signal.SIGINT, 12), (signal.SIGTERM, 16), (signal.SIGHUP, 1)):
 
         def receive(*_, number=number):
             os.kill(os.getpid(), number)
 
         with monkeypatch.context() as patch:
-            if step == 0:
-                patch.setattr(Machine, "compile", receive)
-            else:
-                at_steps(patch, [step - 1], receive)
+            at_steps(patch, [step - 1], receive)
             assert tiny(f"{STEPS} --out_dir={number.name}") == 128 + number
         assert f"train.py --resume {number.name}" in capsys.readouterr().out
         saved = checkpoint.load(f"{number.name}/last.pt")
         assert saved.step == step
         assert train.main(["--resume", number.name]) == 0
-        assert checkpoint.load(f"{number.name}/last.pt").run_id == saved.run_id
         assert_same_run(Path("whole"), Path(number.name))
 
 
@@ -128,7 +123,6 @@ def run_process(variables: dict[str, str], flags: str, edit: Callable | None) ->
     rank = int(os.environ["RANK"])
     for number, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(f"{name}{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
-    prepared.PREPARED = Path("prepared")
     corpus.EVAL_BATCH_CHARS = 64  # several batches for each process
     if edit is not None:
         edit(rank)
@@ -272,7 +266,7 @@ def test_all_processes_stop_when_one_of_them_has_an_error(text_file):
     assert error.startswith("error: another process of this run has ended")
 
 
-def compile_in_one_process(rank: int) -> None:
+def compile_simply(fails_in: int, rank: int) -> None:
     """To a graph of PyTorch's own kernels, which takes no C++ compiler."""
     compile = torch.compile
 
@@ -280,7 +274,7 @@ def compile_in_one_process(rank: int) -> None:
         raise RuntimeError("no compiler")
 
     def compile_or_fail(function, **_):
-        return fail if rank == 1 else compile(function, backend="aot_eager", dynamic=False)
+        return fail if rank == fails_in else compile(function, backend="aot_eager", dynamic=False)
 
     torch.compile = compile_or_fail
 
@@ -288,14 +282,17 @@ def compile_in_one_process(rank: int) -> None:
 def test_compiled_runs_of_two_processes_and_of_one_that_is_not_compiled_are_similar(
     train_in_two, tiny
 ):
-    """Also if the compiler fails in one of the processes."""
     flags = "--max_iters=8 --warmup_iters=1 --gradient_accumulation_steps=2"
-    processes = train_in_two(f"{flags} --compile=on --out_dir=two", compile_in_one_process)
+    processes = train_in_two(f"{flags} --compile=on --out_dir=two", partial(compile_simply, -1))
     assert end(*processes) == [0, 0]
-    warning = "warning: training goes on without torch.compile"
-    assert [warning in Path(name).read_text() for name in ("err0", "err1")] == [False, True]
     assert tiny(f"{flags} --dtype=float32 --log_interval=1 --out_dir=one") == 0
     assert_similar(Path("one"), Path("two"))
+
+
+def test_a_compiler_that_fails_in_one_of_two_processes_ends_the_run(train_in_two):
+    processes = train_in_two("--max_iters=8 --compile=on --out_dir=run", partial(compile_simply, 1))
+    assert end(*processes) == [1, 1]
+    assert "--compile off" in Path("err1").read_text()
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def lock_run_dir(run_dir: Path) -> Iterator[None]:
     The lock ends with the process, however it ends. Windows has no such lock.
     """
     try:
-        import fcntl  # noqa: PLC0415
+        import fcntl
     except ImportError:
         yield
         return

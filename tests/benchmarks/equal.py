@@ -9,8 +9,8 @@ import sys
 import torch
 import torch.nn.functional as F
 
-from model.nanogpt import convert
 from model.network import GPTConfig, make_network
+from tests.benchmarks.convert import convert
 from tests.benchmarks.peer import arguments
 
 VOCAB_SIZE = 65

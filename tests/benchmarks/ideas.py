@@ -37,7 +37,7 @@ TRAIN_CHARS = 1_003_854
 QUILL, CORPUS = "model/networks/quill.py", "data/corpus.py"
 Edit = list[tuple[str, str, str]]  # file, regular expression, replacement
 
-# What stands in the textbook in place of an idea of Quill.
+# What stands in the textbook instead of an idea of Quill.
 NO_SHIFT = [(QUILL, r"        B, _, C = x_BTC\.shape\n", "        return x_BTC\n")]
 LEARNED_SHIFT = [
     (QUILL, r"TokenShift\(\)", "TokenShift(config.n_embd)"),
@@ -49,18 +49,19 @@ LEARNED_SHIFT = [
      r"        out_BTC = torch.addcmul(x_BTC, self.mix_1, padded[:, 1:-1])\n"
      r"        return torch.addcmul(out_BTC, self.mix_2, padded[:, :-2])\n"),
 ]  # fmt: skip
-QK_NORM = [(QUILL, r"rotate\((self\.split_heads.*?), cos_TE", r"rotate(norm(\1), cos_TE")]
+QK_NORM = [(QUILL, r"rotate\((self\.split_heads.*?), cos_TD", r"rotate(norm(\1), cos_TD")]
 NO_POSITIONS = [
     (QUILL, r"(        for block in self\.blocks:\n)",
-     r"        cos_TE, sin_TE = torch.ones_like(cos_TE), torch.zeros_like(sin_TE)\n\1"),
+     r"        cos_TD, sin_TD = torch.ones_like(cos_TD), torch.zeros_like(sin_TD)\n\1"),
 ]  # fmt: skip
 LEARNED_POSITIONS = [
     *NO_POSITIONS,
     (QUILL, r"(        self\.init_weights\(\)\n)",
      r"        self.position = nn.Embedding(config.block_size, config.n_embd)\n"
      r"        self.max_length = config.block_size\n\1"),
-    (QUILL, r"self\.embedding\(ids_BT\)",
-     r"self.embedding(ids_BT) + self.position.weight[start : start + T]"),
+    (QUILL, r"        x_BTC = norm\(self\.embedding\(ids_BT\)",
+     r"        start, T = (cache.length if cache is not None else 0), ids_BT.size(1)\n"
+     r"        x_BTC = norm(self.embedding(ids_BT) + self.position.weight[start : start + T]"),
 ]  # fmt: skip
 ZERO_START = [
     (QUILL, r"        self\.init_weights\(\)\n",
@@ -97,7 +98,7 @@ WITH_REPLACEMENT = [
      r"        drawn = rng.integers(self.train_chars - block_size, size=batch_size)\n"
      r"        return self.gather_examples(drawn[rows], block_size)\n        starts = []\n"),
 ]  # fmt: skip
-NO_ATTENTION = [(QUILL, r"self\.attention\(h_BTC, cos_TE, sin_TE, cache\)", "0 * h_BTC")]
+NO_ATTENTION = [(QUILL, r"self\.attention\(h_BTC, cos_TD, sin_TD, cache\)", "0 * h_BTC")]
 NO_RESIDUAL = [(QUILL, r"= x_BTC \+ (self\.dropout\(self\.attention)", r"= \1")]
 ADAMW = ("--optimizer=adamw", "--weight_decay=0.1", "--warmup_iters=100", "--learning_rate=3e-3")
 COSINE = ("--min_lr=7e-4", "--lr_decay_iters={max_iters}")  # to a tenth

@@ -14,9 +14,9 @@ from configs.schema import make_config
 from data.corpus import DataConfig, open_corpus
 from data.shakespeare import tiny_shakespeare
 from model import checkpoint
-from model.nanogpt import load_nanogpt
 from model.network import make_network
 from model.run.device import DeviceConfig, sampling_machine
+from tests.benchmarks.convert import load_nanogpt
 from tests.benchmarks.peer import CPU_COMMAND, arguments, machine, nanogpt, quill
 
 # nanoGPT stops its clock while a GPU still computes, and trains in float32 on a CPU, whatever
@@ -33,7 +33,7 @@ SIZES = {"4 x 128": ("nanogpt_cpu", 12, 64, 1.0), "6 x 384": ("nanogpt", 16, 256
 def whole_split_loss(folder: Path) -> float:
     """The loss of nanoGPT's checkpoint over the whole validation split, in float32."""
     data = folder / "data/shakespeare_char"
-    saved = load_nanogpt(folder / "out-shakespeare-char/ckpt.pt", str(data / "meta.pkl"))
+    saved = load_nanogpt(folder / "out-shakespeare-char/ckpt.pt", data / "meta.pkl")
     model = make_network(make_config(train.TrainConfig, saved.config).model, len(saved.vocab))
     checkpoint.restore(saved, model)
     corpus = open_corpus(DataConfig(), model.config.block_size, saved.vocab)

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.recipe import (
-    SIZES,
     TEACHER_SHARE,
     Budget,
     explain,
@@ -19,6 +18,7 @@ from configs.recipe import (
 )
 from configs.schema import make_config, to_dict
 from configs.training import TrainConfig, load_config, parse_train_command
+from model.network import GPTConfig, count_heads
 
 budgets = st.builds(
     Budget,
@@ -68,13 +68,6 @@ def test_the_steps_take_the_computation_there_is_or_read_the_text_often_enough(
         assert spent >= budget.flops - margin or chars > 0.75 * most - 2 * chars_per_step
 
 
-@given(budgets, st.integers(1, 12), st.integers(1, 20))
-def test_heads_have_about_64_channels(budget, n_layer, heads):
-    for n_embd in [n_embd for _, n_embd in SIZES] + [64 * heads]:
-        chosen = recipe(budget, {"n_layer": n_layer, "n_embd": n_embd})
-        assert chosen["n_head"] == n_embd // 64
-
-
 @given(budget=budgets, number=st.integers(1, 20), more=st.integers(1, 20))
 def test_more_blocks_that_are_given_get_no_more_channels_and_more_channels_no_more_blocks(
     budget, number, more
@@ -87,9 +80,17 @@ def test_more_blocks_that_are_given_get_no_more_channels_and_more_channels_no_mo
         assert few > many
 
 
-@given(budgets, st.integers(1, 600))
-def test_a_width_that_is_given_gets_heads_that_divide_it(budget, half_width):
-    assert make_config(TrainConfig, recipe(budget, {"n_embd": 2 * half_width}))
+@given(st.integers(1, 600))
+def test_heads_have_an_even_width_of_at_least_64_channels(half_width):
+    heads = count_heads(GPTConfig(n_embd=2 * half_width))
+    assert 2 * half_width % (2 * heads) == 0
+    assert heads == 1 or 2 * half_width / heads >= 64
+
+
+@given(st.integers(1, 20))
+def test_heads_have_64_channels_where_that_divides_the_width(heads):
+    assert count_heads(GPTConfig(n_embd=64 * heads)) == heads
+    assert count_heads(GPTConfig(n_embd=64 * heads, n_head=1)) == 1
 
 
 @given(budgets, st.integers(1, 100))

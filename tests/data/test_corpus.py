@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data import corpus
-from data.corpus import Corpus, DataConfig, open_corpus
+from data.corpus import Corpus, DataConfig, encode, open_corpus
 from tests.conftest import LINES
 
 
@@ -19,6 +19,25 @@ def numbered_text(length: int, block_size: int = 8, val_fraction: float = 0.1) -
     """A text of different characters in order, so that an id is a position."""
     Path("numbered.txt").write_text("".join(map(chr, range(0x4E00, 0x4E00 + length))), "utf-8")
     return open_corpus(DataConfig("numbered.txt", val_fraction=val_fraction), block_size)
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1), min_size=1))
+def test_ids_are_positions_in_the_sorted_vocabulary_however_the_text_is_cut(chunks):
+    text = "".join(chunks)
+    ids_N, vocab, sha256 = encode(chunks)
+    assert vocab == "".join(sorted(set(text)))
+    assert "".join(vocab[id_] for id_ in ids_N) == text
+    assert sha256 == encode([text])[2] != encode([text + "a"])[2]
+
+
+@pytest.mark.parametrize(("count", "dtype"), [(256, "uint8"), (257, "uint16"), (65537, "uint32")])
+def test_ids_are_as_small_as_the_vocabulary_allows(count, dtype):
+    """The type is widened while the text is read."""
+    first = "".join(map(chr, range(0x10000, 0x10000 + count // 2)))
+    second = "".join(map(chr, range(0x10000 + count - 1, 0x10000 + count // 2 - 1, -1)))
+    ids_N, vocab, _ = encode([first, second])
+    assert (len(vocab), ids_N.dtype) == (count, dtype)
+    assert "".join(vocab[id_] for id_ in ids_N) == first + second
 
 
 @pytest.mark.parametrize("known", ["", "zeé", "".join(sorted(set(LINES), reverse=True))])

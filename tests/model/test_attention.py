@@ -6,16 +6,18 @@ import pytest
 import torch
 from torch import nn
 
+from model import attention
 from model.attention import (
     attend,
+    attend_by_equation,
+    attend_by_kernel,
     attention_weights,
-    fast_attend,
-    fused_attend,
+    record,
 )
 from model.network import GPTConfig
 from model.networks.quill import Attention, rotate, rotation_angles
 
-NO_POSITIONS = torch.ones(6, 2).double(), torch.zeros(6, 2).double()  # angles of zero
+NO_POSITIONS = torch.ones(6, 4).double(), torch.zeros(6, 4).double()  # angles of zero
 
 
 def randn(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -28,56 +30,74 @@ def random_qkv(T: int, S: int) -> list[torch.Tensor]:
     return [randn(2, 3, length, 4, seed=i) for i, length in enumerate((T, S, S))]
 
 
-def attend_in_a_loop(q_TD, k_SD, v_SD, causal=False, scale=None, window=None):
+def attend_in_a_loop(q_TD, k_SD, v_SD, causal=False, scale=None, window=None, bias_TS=None):
     """Attention position by position, with no tensor operation larger than a dot product."""
     (T, D), S = q_TD.shape, len(k_SD)
     outputs = []
     for t in range(T):
         end = S - T + t + 1 if causal else S
         visible = range(max(0, end - (window or S)), end)
-        exponentials = [(q_TD[t] @ k_SD[s] * (scale or D**-0.5)).exp() for s in visible]
+        scores = [q_TD[t] @ k_SD[s] * (scale or D**-0.5) for s in visible]
+        if bias_TS is not None:
+            scores = [score + bias_TS[t, s] for score, s in zip(scores, visible, strict=True)]
+        exponentials = [score.exp() for score in scores]
         weights = [exponential / sum(exponentials) for exponential in exponentials]
         outputs.append(sum(w * v_SD[s] for w, s in zip(weights, visible, strict=True)))
     return torch.stack(outputs)
 
 
+@pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("window", [None, 1, 3, 7, 9])
 @pytest.mark.parametrize(("causal", "scale"), [(False, None), (True, None), (True, 0.3)])
 @pytest.mark.parametrize("T", [7, 3, 1])
-@pytest.mark.parametrize("attend_fn", [attend, fused_attend])
-def test_attention_equals_a_loop_in_values_and_gradients(attend_fn, T, causal, scale, window):
+@pytest.mark.parametrize("attend_fn", [attend_by_equation, attend_by_kernel])
+def test_attention_equals_a_loop_in_values_and_gradients(
+    attend_fn, T, causal, scale, window, has_bias
+):
     options = {"causal": causal, "scale": scale, "window": window if causal else None}
     inputs = [x.requires_grad_() for x in random_qkv(T, 7)]
-    out_TD = attend_fn(*inputs, **options)[1, 2]
-    expected_TD = attend_in_a_loop(*(x[1, 2] for x in inputs), **options)
+    bias_HTS = randn(3, T, 7, seed=4).requires_grad_() if has_bias else None
+    out_TD = attend_fn(*inputs, **options, bias=bias_HTS)[1, 2]
+    bias_TS = bias_HTS[2] if has_bias else None
+    expected_TD = attend_in_a_loop(*(x[1, 2] for x in inputs), **options, bias_TS=bias_TS)
     torch.testing.assert_close(out_TD, expected_TD)
+    inputs += [bias_HTS] if has_bias else []
     gradients = [torch.autograd.grad(x.sin().sum(), inputs) for x in (out_TD, expected_TD)]
     torch.testing.assert_close(*gradients)
 
 
-@pytest.mark.parametrize("is_proven", [True, False])
+@pytest.mark.parametrize("bias", [None, randn(3, 1, 600, seed=5)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("T", [20, 600])
-def test_fast_attend_is_attend_to_its_precision_and_uses_only_a_proven_kernel(
-    monkeypatch, T, dtype, is_proven
-):
-    kernel = Mock(wraps=fused_attend)
-    monkeypatch.setattr("model.attention.fused_attend", kernel)
-    monkeypatch.setattr("model.attention.USES_FUSED_KERNEL", is_proven)
+def test_attend_is_the_equation_to_its_precision(monkeypatch, T, dtype, bias):
+    kernel = Mock(wraps=attend_by_kernel)
+    monkeypatch.setattr(attention, "attend_by_kernel", kernel)
     q, k, v = (x.to(dtype) for x in random_qkv(T, 600))
     is_half = dtype == torch.bfloat16
+    options = {"causal": True, "scale": 0.3, "window": 20, "bias": bias}
     with torch.autocast("cpu", dtype, enabled=is_half):
-        out = fast_attend(q.float(), k.float(), v, causal=True, scale=0.3, window=20)
-    assert kernel.called == (is_proven and not (is_half and T == 20))
-    exact = attend(q.double(), k.double(), v.double(), causal=True, scale=0.3, window=20)
+        out = attend(q.float(), k.float(), v, **options)
+    assert kernel.called == (not (is_half and T == 20))
+    exact = attend_by_equation(q.double(), k.double(), v.double(), **options)
     tolerance = 0.02 if is_half else 1e-5
     torch.testing.assert_close(out, exact.to(dtype), rtol=tolerance, atol=tolerance)
+
+
+def test_while_attention_is_recorded_attend_keeps_the_weights_of_the_equation(monkeypatch):
+    q, k, v = random_qkv(5, 7)
+    expected = attend_by_equation(q, k, v, causal=True)
+    record(q, k, v, q)  # does nothing
+    monkeypatch.setattr(attention, "recorded", [])
+    torch.testing.assert_close(attend(q, k, v, causal=True), expected)
+    ((*inputs, weights),) = attention.recorded
+    assert all(x is y for x, y in zip(inputs, (q, k, v), strict=True))
+    torch.testing.assert_close(weights @ v, expected)
 
 
 @pytest.mark.parametrize("window", [None, 3])
 def test_the_kernel_drops_weights(window):
     q, k, v = random_qkv(7, 7)
-    out, other = (fused_attend(q, k, v, True, window=window, dropout=p) for p in (0.5, 0.0))
+    out, other = (attend_by_kernel(q, k, v, True, window=window, dropout=p) for p in (0.5, 0.0))
     assert not torch.allclose(out, other)
 
 

@@ -1,7 +1,6 @@
 """Tests of sampling: choosing characters, writing texts, scoring a text."""
 
 import math
-from functools import partial
 
 import numpy as np
 import pytest
@@ -11,7 +10,16 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from model import generate
-from model.generate import GenerationConfig, make_step_fn, next_char_probs, sample_ids
+from model.generate import (
+    GenerationConfig,
+    make_step_fn,
+    next_char_probs,
+    sample_ids,
+    uses_cache,
+)
+from model.network import GPTConfig
+from model.networks import quill
+from model.networks.quill import TokenShift
 from model.run.errors import RunError
 from tests.model.test_networks import NETWORKS, random_gpt, random_ids
 
@@ -54,16 +62,15 @@ def test_no_character_is_drawn_without_a_probability(value):
 @torch.no_grad()
 @pytest.mark.parametrize("block_size", [1, 5, 8])
 @pytest.mark.parametrize("length", [1, 9, 40])
-@pytest.mark.parametrize("has_proven_cache", [True, False])
+@pytest.mark.parametrize("has_cache", [True, False])
 @pytest.mark.parametrize("network", NETWORKS)
 def test_steps_continue_the_whole_text_or_the_latest_block_size_characters(
-    network, has_proven_cache, length, block_size
+    network, has_cache, length, block_size
 ):
     model = random_gpt(network=network, block_size=block_size)
-    assert model.has_proven_cache
-    model.has_proven_cache = has_proven_cache
-    reads_on = has_proven_cache and network == "quill"
-    step, ids_BT = make_step_fn(model, 2), random_ids(2, length + 20)
+    has_cache = has_cache and uses_cache(model)
+    reads_on = has_cache and model.max_length is None
+    step, ids_BT = make_step_fn(model, 2, has_cache), random_ids(2, length + 20)
     new_BT = ids_BT[:, :length]
     for end in range(length, length + 20):
         first = 0 if reads_on else max(0, end - block_size)
@@ -77,10 +84,90 @@ def test_the_sampling_rule_sees_the_prompt_and_all_that_is_written(monkeypatch):
         seen.append(text_BT.copy())
         return next_char_probs(logits_BV, text_BT, config)
 
-    seen, config = [], GenerationConfig(max_new_tokens=1100)
+    seen, config = [], GenerationConfig(max_new_tokens=1100, num_samples=2)
     monkeypatch.setattr(generate, "next_char_probs", remember)
-    step_fn = partial(make_step_fn, random_gpt(n_layer=1))
-    written_BT = np.stack(list(generate.generate(step_fn, [1, 2], config, range(2))), axis=1)
+    step = make_step_fn(random_gpt(n_layer=1), 2, True)
+    written_BT = np.stack(list(generate.generate(step, [1, 2], config)), axis=1)
     whole_BT = np.concatenate(([[1, 2], [1, 2]], written_BT), axis=1)
     assert written_BT.shape == (2, 1100)
     assert all(np.array_equal(text_BT, whole_BT[:, : 2 + t]) for t, text_BT in enumerate(seen))
+
+
+class WrongCache(quill.GPT):
+    """Networks whose logits change with the cache, each in one way."""
+
+    def __init__(self, mistake: str) -> None:
+        super().__init__(GPTConfig(n_layer=2, n_head=2, n_embd=16, block_size=12), 11)
+        self.mistake, self.vocab_size = mistake, 11
+        for parameter in self.parameters():
+            torch.nn.init.normal_(parameter, std=0.3)
+
+    def forward(self, ids_BT, cache=None):
+        if cache is None:
+            return super().forward(ids_BT)
+        start, kept = cache.length, dict(cache.kept)
+        logits_BTV = super().forward(ids_BT, cache)
+        if self.mistake == "no positions":
+            cache.length = start
+        elif self.mistake == "nothing kept":
+            cache.kept = kept
+        elif self.mistake == "no token shift":
+            cache.kept = {k: v for k, v in cache.kept.items() if not isinstance(k, TokenShift)}
+        elif self.mistake == "prompts of one character" and start == 0 and ids_BT.size(1) == 1:
+            logits_BTV = logits_BTV.flip(-1)
+        elif self.mistake == "beyond the window" and cache.length > 12:
+            logits_BTV = logits_BTV * 1.01
+        elif self.mistake == "single characters" and start > 0 and ids_BT.size(1) == 1:
+            logits_BTV = logits_BTV.flip(-1)
+        return logits_BTV
+
+
+MISTAKES = ["no positions", "nothing kept", "no token shift", "prompts of one character"]
+MISTAKES += ["beyond the window", "single characters"]
+
+
+@pytest.mark.parametrize("mistake", ["", *MISTAKES])
+def test_a_cache_that_changes_the_logits_is_not_used_and_sampling_says_so(mistake, capsys):
+    torch.manual_seed(0)
+    model = WrongCache(mistake).eval()
+    texts = list(generate.stream(model, "abcdefghijk", [1], GenerationConfig(max_new_tokens=40)))
+    model.mistake = ""
+    expected = list(generate.stream(model, "abcdefghijk", [1], GenerationConfig(max_new_tokens=40)))
+    said = "warning: the cache of the network quill changes its logits" in capsys.readouterr().err
+    assert said == bool(mistake)
+    assert len(texts) == len(expected) == 40
+    if not mistake:
+        assert texts == expected
+
+
+def test_a_network_without_a_cache_is_sampled(capsys):
+    model = random_gpt()
+    plain = WithoutCache(model)
+    config = GenerationConfig(max_new_tokens=12)
+    vocab = "abcdefghijk"
+    assert list(generate.stream(plain, vocab, [1], config)) == list(
+        generate.stream(model, vocab, [1], config)
+    )
+    assert capsys.readouterr().err == ""
+
+
+class WithoutCache(torch.nn.Module):
+    """A network whose forward takes no cache."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model, self.config, self.max_length = model, model.config, None
+
+    def forward(self, ids_BT):
+        return self.model(ids_BT)
+
+
+def test_texts_written_together_end_each_at_its_own_stop():
+    model, vocab = random_gpt(), "abcdefghijk"
+    config = GenerationConfig(max_new_tokens=200, num_samples=5)
+    pieces = list(generate.stream(model, vocab, [1], config, stop="b"))
+    texts = ["".join(piece for i, piece in pieces if i == n) for n in range(5)]
+    whole = [piece for _, piece in generate.stream(model, vocab, [1], config)]
+    longer = ["".join(whole[:200]), *whole[200:]]
+    assert texts == [text[: text.index("b") + 1] if "b" in text else text for text in longer]
+    assert len(set(texts)) > 1

@@ -1,14 +1,10 @@
 """Tests of the optimizers and the learning-rate schedule."""
 
 import math
-import re
-from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 
 from model import optim
@@ -70,34 +66,6 @@ def test_the_learning_rate_falls_along_half_a_cosine_to_min_lr_and_stays_there()
         [0.2 * math.cos(math.pi * i / 80) for i in range(81)]
     )
     assert rates[100:] == pytest.approx([0.1] * 20)
-
-
-@given(interval=st.integers(1, 300), max_iters=st.integers(1, 1000), teacher=st.floats(0, 0.99))
-def test_each_network_says_once_at_most_where_it_ends_and_only_before_its_end(
-    interval, max_iters, teacher
-):
-    config = OptimConfig(max_iters=max_iters, teacher_iters=int(teacher * max_iters))
-    evaluations = range(interval, max_iters + 1, interval)
-    lines = {step: optim.expect_end(2.0, step, interval, config) for step in evaluations}
-    for first, end in ((0, config.teacher_iters), (config.teacher_iters, max_iters)):
-        said = [step for step, line in lines.items() if first < step <= end and line]
-        assert len(said) <= 1 and end not in said
-        assert all(("first network" in lines[step]) == (first < end < max_iters) for step in said)
-        if any(0.1 * (end - first) <= step - first < end - first for step in evaluations):
-            assert said
-    cosine = replace(config, lr_decay_iters=10)
-    assert not any(optim.expect_end(2.0, step, interval, cosine) for step in evaluations)
-
-
-@pytest.mark.parametrize("loss", [1.0, 3.0])
-def test_the_expected_end_nears_the_loss_when_few_steps_are_left(loss):
-    def numbers(step: int) -> list[float]:
-        line = optim.expect_end(loss, step, step, OptimConfig(max_iters=1000))
-        return [float(number) for number in re.findall(r"\d+\.\d+", line)]
-
-    ends, margins = zip(*[numbers(step) for step in (100, 300, 500, 700, 999)], strict=True)
-    assert list(ends) == sorted(ends) and ends[-1] == loss
-    assert list(margins) == sorted(margins, reverse=True) and margins[-1] == 0
 
 
 def test_a_tensor_that_is_a_single_row_goes_to_adamw():

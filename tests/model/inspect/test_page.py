@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from model.attention import attention_weights, fast_attend
+from model.attention import attend, attention_weights
 from model.inspect import page
 from model.inspect.page import attention_page, twins
 from model.inspect.record import record_attention, residual_stream
@@ -37,19 +37,19 @@ def negative_weights(q, k, *options):
 
 @torch.no_grad()
 @pytest.mark.parametrize(
-    ("edited", "uses_kernel"),
+    "edited",
     [
-        ({}, True),
-        ({"model.attention.attention_weights": negative_weights}, False),
-        ({"model.networks.quill.fast_attend": partial(fast_attend, scale=0.5)}, True),
+        {},
+        {"model.attention.attention_weights": negative_weights},
+        {"model.networks.quill.attend": partial(attend, scale=0.5)},
+        {"model.networks.quill.attend": partial(attend, bias=torch.linspace(0, 3, 20))},
     ],
 )
 def test_page_holds_weights_and_losses_and_the_vectors_of_the_textbook_equation(
-    monkeypatch, edited, uses_kernel
+    monkeypatch, edited
 ):
     for name, function in edited.items():
         monkeypatch.setattr(name, function)
-    monkeypatch.setattr(page, "USES_FUSED_KERNEL", uses_kernel)
     model = random_gpt(V=len(VOCAB), block_size=8).float()
     model.blocks[1].attention.forward = lambda x_BTC, *args: x_BTC  # it looks at nothing
     ids = random_ids(1, 20, V=len(VOCAB))[0].tolist()
@@ -63,7 +63,7 @@ def test_page_holds_weights_and_losses_and_the_vectors_of_the_textbook_equation(
     assert (data["blocks"], data["windows"]) == ([[1, 2], [3, 2]], [8, 8])
 
     rows, columns = np.tril_indices(20)
-    weights_XTT = np.concatenate([call.weights_BHTS[0] for call in calls])
+    weights_XTT = np.concatenate([call.weights_BHTS[0] for _, call in calls])
     shown = data["unit"] * unpack(data["weights"], "<i2", 4, len(rows))
     np.testing.assert_allclose(shown, weights_XTT[:, rows, columns], atol=1e-3)
 
@@ -85,7 +85,7 @@ def test_page_holds_weights_and_losses_and_the_vectors_of_the_textbook_equation(
     if data["vectors"] is not None:
         vectors = unpack(data["vectors"], "<i2", 2, 2, 3, 20, data["numbers"]) / 100
         log_sums = torch.tensor(unpack(data["log_sums"], "<f4", 2, 2, 20, 1))
-        for i, (_, q, k, v, _, _, weights) in enumerate(calls):
+        for i, (_, (q, k, v, weights)) in enumerate(calls):
             expected = torch.stack((q[0], k[0], v[0]), dim=1)[..., : data["numbers"]]
             np.testing.assert_allclose(vectors[i], expected, atol=0.006)
             shown = (q[0] @ k[0].mT / data["width"] ** 0.5 - log_sums[i]).exp()
@@ -108,7 +108,7 @@ def test_the_page_compares_each_character_with_the_most_and_the_least_similar_of
 def test_a_network_whose_attention_cannot_be_recorded_is_refused():
     model = random_gpt()
     model.forward = lambda ids_BT: torch.zeros(*ids_BT.shape, 5)
-    with pytest.raises(RunError, match="calls fast_attend"):
+    with pytest.raises(RunError, match="calls attend"):
         attention_page(model, "abcde", [0, 1, 2], "")
 
 
@@ -119,7 +119,7 @@ def test_a_long_text_is_cut_at_its_end_so_that_the_losses_stay_right(monkeypatch
     cut = page_data(attention_page(model, "abcde", ids, "about"))
     assert cut["nll"] == whole["nll"][:20]
     assert whole["about"] == "about" and "first 20 of 30" in cut["about"]
-    model.has_proven_cache = False  # then sampling reads no more at once, either
+    model.max_length = 8  # it cannot read more at once
     assert len(page_data(attention_page(model, "abcde", ids, "about"))["chars"]) == 8
 
 

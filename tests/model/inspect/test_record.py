@@ -4,46 +4,45 @@ import contextlib
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from model import attention
-from model.attention import attend, attention_weights
+from model.attention import attention_weights
 from model.inspect.record import record_attention, residual_stream
 from tests.model.test_networks import NETWORKS, random_gpt, random_ids
 
 
-def softcap_weights(q, k, *options):
-    return attention_weights(2 * (q / 2).tanh(), k, *options)
+@pytest.mark.parametrize("network", NETWORKS)
+def test_recorded_weights_times_values_are_what_attention_passes_on(monkeypatch, network):
+    """And recording changes no logit."""
+    model, ids_BT, outputs = random_gpt(network=network), random_ids(2, 12), []
 
+    def remembering_dropout(x, *_):
+        outputs.append(x)
+        return x
 
-@pytest.mark.parametrize("weights_fn", [attention_weights, softcap_weights])
-def test_recorded_weights_times_values_are_the_output_of_attend(monkeypatch, weights_fn):
-    def remembering_attend(*args, **options):
-        outputs.append(attend(*args, **options))
-        return outputs[-1]
-
-    model, ids_BT, outputs = random_gpt(block_size=8), random_ids(2, 20), []
-    monkeypatch.setattr(attention, "attention_weights", weights_fn)
-    monkeypatch.setattr(attention, "attend", remembering_attend)
+    monkeypatch.setattr(F, "dropout", remembering_dropout)
     with record_attention(model) as calls:
-        model(ids_BT)
-    assert [call.block for call in calls] == [1, 2, 3]
-    for call, out_BHTD in zip(calls, outputs, strict=True):
-        torch.testing.assert_close(call.weights_BHTS @ call.v_BHSD, out_BHTD)
-        expected = weights_fn(call.q_BHTD, call.k_BHSD, True, call.scale, 8)
+        logits_BTV = model(ids_BT)
+    assert [block for block, _ in calls] == [1, 2, 3]
+    for _, call in calls:
+        assert any(call.weights_BHTS is x for x in outputs)
+        expected = attention_weights(call.q_BHTD, call.k_BHSD, causal=True)
         torch.testing.assert_close(call.weights_BHTS, expected)
+    torch.testing.assert_close(logits_BTV, model(ids_BT))
 
 
 @pytest.mark.parametrize("error", [None, KeyboardInterrupt()])
-def test_recording_leaves_no_trace_also_after_an_error(monkeypatch, error):
-    monkeypatch.setattr(attention, "USES_FUSED_KERNEL", True)
-    model, ids_BT, before = random_gpt(), random_ids(2, 12), dict(vars(attention))
+def test_recording_leaves_no_trace_also_after_an_error(error):
+    model, ids_BT = random_gpt(), random_ids(2, 12)
     logits_BTV, random_state = model(ids_BT), torch.get_rng_state()
     with contextlib.suppress(KeyboardInterrupt), record_attention(model):
         torch.testing.assert_close(model(ids_BT), logits_BTV)
         if error is not None:
             raise error
-    assert vars(attention) == before
-    assert not any(module._forward_pre_hooks for module in model.modules())
+    assert attention.recorded is None
+    for module in model.modules():
+        assert not module._forward_pre_hooks and not module._forward_hooks
     assert torch.equal(torch.get_rng_state(), random_state)
 
 
@@ -54,10 +53,10 @@ def test_what_is_recorded_belongs_to_its_block_and_head():
     flat_TT = torch.ones(6, 6).tril() / torch.arange(1, 7)[:, None]
     with record_attention(model) as calls:
         model(random_ids(1, 6))
-    assert [call.block for call in calls] == [2, 3]
-    for call in calls:
+    assert [block for block, _ in calls] == [2, 3]
+    for block, call in calls:
         is_flat = [torch.allclose(w_TT.float(), flat_TT) for w_TT in call.weights_BHTS[0]]
-        assert is_flat == [False, call.block == 2]
+        assert is_flat == [False, block == 2]
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2], [0, 0, 0]], ids=["three blocks", "one three times"])
@@ -77,7 +76,7 @@ def test_the_head_reads_the_residual_stream_as_if_later_blocks_were_left_out(net
     ("q_shape", "k_shape"),
     [
         ((1, 2, 6, 4), (1, 2, 7, 4)),  # an attention sink
-        ((1, 2, 6, 4), (1, 2, 6, 4)),  # as it should be, but for the mask
+        ((1, 2, 6, 4), (1, 2, 6, 4)),  # as it should be
         ((1, 2, 7, 4), (1, 2, 7, 4)),  # a vector before the text
         ((2, 2, 3, 4), (2, 2, 3, 4)),  # parts of the text
         ((1, 2, 3, 4), (1, 2, 3, 4)),  # every other character
@@ -85,23 +84,22 @@ def test_the_head_reads_the_residual_stream_as_if_later_blocks_were_left_out(net
         ((1, 6, 4), (1, 6, 4)),  # one head without its dimension
     ],
 )
-@pytest.mark.parametrize("causal", [True, False])
 def test_a_layer_without_a_weight_for_each_head_and_pair_of_characters_is_not_recorded(
-    q_shape, k_shape, causal
+    q_shape, k_shape
 ):
-    """Which weight belongs to which characters is not known; nor is it without the mask."""
+    """Which weight belongs to which characters is not known."""
     model, ids_BT = random_gpt(), random_ids(1, 6)
 
     def attend_otherwise(x_BTC, *args):
         k = torch.ones(k_shape)
-        attention.fast_attend(torch.ones(q_shape), k, k, causal=causal)
+        attention.attend(torch.ones(q_shape), k, k, causal=True)
         return x_BTC
 
     model.blocks[0].attention.forward = attend_otherwise
     with record_attention(model) as calls:
         model(ids_BT)
-    is_usual = causal and q_shape == k_shape == (1, 2, 6, 4)
-    assert [call.block for call in calls] == ([1, 2, 3] if is_usual else [2, 3])
+    is_usual = q_shape == k_shape == (1, 2, 6, 4)
+    assert [block for block, _ in calls] == ([1, 2, 3] if is_usual else [2, 3])
 
 
 # How a network may use its blocks, and whether there is a residual stream.

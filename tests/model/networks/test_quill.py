@@ -7,7 +7,7 @@ from model.network import GPTConfig, make_network
 from model.networks.quill import Dropout, norm
 from tests.model.test_networks import random_gpt, random_ids
 
-NO_POSITIONS = torch.ones(5, 4).double(), torch.zeros(5, 4).double()  # angles of zero
+NO_POSITIONS = torch.ones(5, 8).double(), torch.zeros(5, 8).double()  # angles of zero
 
 
 def test_attention_mixes_positions_and_the_feed_forward_layer_does_not():

@@ -1,0 +1,111 @@
+"""Copies of our networks with a changed line: everything follows, as for the original."""
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import sample
+import train
+from model import checkpoint, network, networks
+from model.attention import Cache
+from model.generate import uses_cache
+from model.inspect.page import attention_page
+from tests.conftest import TINY
+from tests.model.inspect.test_page import page_data
+from tests.model.test_networks import random_gpt, random_ids
+
+QUILL_ATTEND = "attend(q_BHTD, k_BHSD, v_BHSD, causal=True, window=window)"
+GPT_ATTEND = "attend(q_BHTD, k_BHSD, v_BHSD, causal=True, dropout=dropout)"
+ALIBI = """
+        T, S, H = q_BHTD.size(2), k_BHSD.size(2), self.config.n_head
+        distance_TS = torch.arange(S - T, S)[:, None] - torch.arange(S)
+        slope_H11 = 2.0 ** -torch.arange(1, H + 1)[:, None, None]
+        bias_HTS = -slope_H11 * distance_TS
+        out_BHTD = """
+SIGMOID = """
+        T, S = q_BHTD.size(2), k_BHSD.size(2)
+        distance_TS = torch.arange(S - T, S)[:, None] - torch.arange(S)
+        visible_TS = (distance_TS >= 0) & (distance_TS < self.config.block_size)
+        weights_BHTS = (q_BHTD @ k_BHSD.mT).sigmoid() * visible_TS
+        record(q_BHTD, k_BHSD, v_BHSD, weights_BHTS)
+        out_BHTD = weights_BHTS @ v_BHSD"""
+RELU2 = "F.relu(self.fc(x_BTC)).square()"
+FC = "self.fc = nn.Linear(config.n_embd, 4 * config.n_embd, bias=False)"
+IMPORT = "from model.attention import Cache, attend"
+# Of each copy: the original, what stands there, what takes its place, whether the page shows how
+# the weights follow from queries and keys.
+COPIES = {
+    "quill": ("quill", {}, True),
+    "gpt": ("gpt", {}, True),
+    "quill with GELU": (
+        "quill",
+        {RELU2: "F.gelu(self.fc(x_BTC))"},
+        True,
+    ),
+    "quill with a gate": (
+        "quill",
+        {
+            FC: FC + "\n        " + FC.replace("fc", "gate", 1),
+            RELU2: "F.silu(self.gate(x_BTC)) * self.fc(x_BTC)",
+        },
+        True,
+    ),
+    "quill with ALiBi": (
+        "quill",
+        {"out_BHTD = " + QUILL_ATTEND: ALIBI + QUILL_ATTEND[:-1] + ", bias=bias_HTS)"},
+        False,
+    ),
+    "gpt with ALiBi": (
+        "gpt",
+        {"out_BHTD = " + GPT_ATTEND: ALIBI + GPT_ATTEND[:-1] + ", bias=bias_HTS)"},
+        False,
+    ),
+    "quill with sigmoid attention": (
+        "quill",
+        {"out_BHTD = " + QUILL_ATTEND: SIGMOID, IMPORT: IMPORT + ", record"},
+        False,
+    ),
+}
+
+
+@pytest.fixture(params=COPIES)
+def copy(request, tmp_path, monkeypatch) -> Iterator[bool]:
+    """The network `mine` is the copy; whether its page shows queries and keys."""
+    original, changes, is_textbook = COPIES[request.param]
+    code = (network.FOLDER / f"{original}.py").read_text("utf-8")
+    for old, new in changes.items():
+        assert old in code
+        code = code.replace(old, new)
+    Path(tmp_path, "mine.py").write_text(code, "utf-8")
+    monkeypatch.setattr(network, "FOLDER", tmp_path)
+    monkeypatch.setattr(networks, "__path__", [*networks.__path__, str(tmp_path)])
+    importlib.invalidate_caches()
+    yield is_textbook
+    del sys.modules["model.networks.mine"]
+
+
+@torch.no_grad()
+def test_a_copy_is_sampled_with_its_cache_and_has_a_page(copy, capsys):
+    model, ids_BT, cache = random_gpt(network="mine"), random_ids(2, 12), Cache()
+    logits = [model(part_BT, cache) for part_BT in ids_BT.split([1, 4, 6, 1], dim=1)]
+    torch.testing.assert_close(torch.cat(logits, dim=1), model(ids_BT))
+    assert uses_cache(model)
+    assert capsys.readouterr().err == ""
+    data = page_data(attention_page(model.float(), "abcdefghijk", ids_BT[0].tolist(), ""))
+    assert [block for block, _ in data["blocks"]] == [1, 2, 3]
+    assert (data["vectors"] is not None) == copy
+
+
+def test_a_copy_trains_scores_and_resumes(copy, tiny, text_file, capsys):
+    flags = f"--network=mine --data={text_file} --max_iters=4 --eval_interval=2 --out_dir=run"
+    assert train.main([*TINY, *flags.split()]) == 0
+    assert train.main(["--resume", "run", "--max_iters=6"]) == 0
+    assert checkpoint.load("run/last.pt").config["network"] == "mine"
+    text_file.write_text(text_file.read_text()[:100])
+    assert sample.main(["run", "--score", str(text_file)]) == 0
+    assert sample.main(["run", "--attention", "page.html", "--num_samples=2"]) == 0
+    assert "warning" not in capsys.readouterr().err
