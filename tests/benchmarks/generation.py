@@ -15,13 +15,14 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
+import torch
 
 from configs.schema import make_config
 from configs.training import TrainConfig
 from model import checkpoint
 from model.checkpoint import Checkpoint
 from model.generate import GenerationConfig, stream
-from model.network import make_network
+from model.network import count_heads, make_network
 from tests.benchmarks.peer import ROOT, arguments, machine
 
 MANY = 64  # texts written together
@@ -46,8 +47,9 @@ def quill(saved: Checkpoint, count: int, length: int) -> float:
     checkpoint.restore(saved, model)
     config = GenerationConfig(max_new_tokens=length, num_samples=count)
     start_time = time.perf_counter()
-    for _ in stream(model, saved.vocab, [0], config):
-        pass
+    with torch.inference_mode():
+        for _ in stream(model, saved.vocab, [0], config):
+            pass
     return count * length / (time.perf_counter() - start_time)
 
 
@@ -56,9 +58,14 @@ def peer_layers(saved: Checkpoint) -> int:
     return round(saved.config["n_layer"] * 20 / 12)  # 20 and 12 x n_embd² each
 
 
+def peer_heads(saved: Checkpoint) -> int:
+    """As many heads as Quill."""
+    return count_heads(make_config(TrainConfig, saved.config).model)
+
+
 def nanogpt(clone: Path, saved: Checkpoint, length: int) -> float:
     """Characters per second of one text."""
-    n_head, n_embd = saved.config["n_head"], saved.config["n_embd"]
+    n_head, n_embd = peer_heads(saved), saved.config["n_embd"]
     sizes = saved.config["block_size"], len(saved.vocab), peer_layers(saved), n_head, n_embd, length
     command = [sys.executable, "-c", NANOGPT, *map(str, sizes)]
     done = subprocess.run(command, cwd=clone, capture_output=True, text=True, check=True)
@@ -71,7 +78,7 @@ def llama(clone: Path, saved: Checkpoint) -> float:
     A text is twice as long as Quill's window. Its context is one window on average, as is Quill's
     in a long text.
     """
-    L, H, C = peer_layers(saved), saved.config["n_head"], saved.config["n_embd"]
+    L, H, C = peer_layers(saved), peer_heads(saved), saved.config["n_embd"]
     hidden = 8 * C // 3  # three matrices of this width are as large as nanoGPT's two of 4 C
     V, length = len(saved.vocab), 2 * saved.config["block_size"]
     n_weights = V * C + L * (4 * C * C + 3 * C * hidden + 2 * C) + C + length * (C // H)
@@ -109,7 +116,6 @@ def main() -> None:
     length = int(args.length)
     path = checkpoint.resolve(args.run, "best").absolute()
     saved = checkpoint.load(path)
-    quill(saved, MANY, 20)  # compiles the C sampler, if it was not compiled before
     print(machine())
     print(f"characters per second: one text of {length}, {MANY} texts of {length // 4};")
     print("first: seconds to the first character")

@@ -19,7 +19,6 @@ from statistics import median_high
 import numpy as np
 
 import train
-from data import prepared
 from model import checkpoint
 from model.network import FOLDER
 from model.run.errors import UserError
@@ -159,7 +158,6 @@ def main() -> None:
     print(machine(), "\n\n| what | how many | result |\n|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
-        prepared.PREPARED = Path(folder, "prepared")
         Path("text.txt").write_text(LINES)
         for part in (kills, flips, fuzz, hour):
             count = int(getattr(flags, part.__name__))

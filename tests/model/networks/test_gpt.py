@@ -12,6 +12,25 @@ from model.network import GPTConfig, make_network
 from tests.model.test_networks import random_gpt, random_ids
 
 
+@pytest.mark.parametrize("network", ["gpt", "quill"])
+def test_one_character_in_two_contexts_has_one_embedding_and_two_vectors(network):
+    """As the word "bank" in an article."""
+    model, seen = random_gpt(network=network), {}
+    model.embedding.register_forward_hook(lambda _, args, x_BTC: seen.update(static=x_BTC))
+    model.head.register_forward_pre_hook(lambda _, args: seen.update(contextual=args[0]))
+    model(torch.tensor([[1, 7, 3, 2], [4, 5, 6, 7]]))
+    assert torch.equal(seen["static"][0, 1], seen["static"][1, 3])
+    assert not torch.allclose(seen["contextual"][0, 1], seen["contextual"][1, 3])
+
+
+@pytest.mark.parametrize("network", ["gpt", "quill"])
+def test_the_compiler_sees_a_network_as_one_graph_also_with_dropout(network):
+    """Where it cannot trace an operation, it may run all of `forward` uncompiled."""
+    model = random_gpt(network=network, dropout=0.5).float().train()
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.compile(model, fullgraph=True, backend="eager")(random_ids(2, 8))
+
+
 @pytest.mark.parametrize("bias", [False, True])
 def test_logits_are_those_of_the_equations(bias):
     """Written out with the weights alone, one head after the other."""
