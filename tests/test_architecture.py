@@ -13,7 +13,7 @@ CODE = [
     for folder in ("model", "data", "configs")
     for path in sorted((ROOT / folder).rglob("*.py"))
 ] + ["train.py", "sample.py"]
-PARTS = ("network", "networks", "attention", "optim", "generate", "checkpoint")
+PARTS = ("network", "networks", "attention", "dropout", "optim", "generate", "checkpoint")
 NETWORK = {f"model.{name}" for name in PARTS}
 # What each folder or file may import of this repository. The longest name that fits counts.
 MAY_IMPORT = {
@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "configs": {"configs", "data", "model"},
     "data": {"data", "model.run.errors", "model.run.files"},
     "model": NETWORK | {"model.run"},
-    "model/networks": {"model.network", "model.attention", "model.run.errors"},
+    "model/networks": {"model.network", "model.attention", "model.dropout", "model.run.errors"},
     "model/inspect": {"model.attention", "model.inspect", "model.run"},
     "model/run": {"model.run"},
 }

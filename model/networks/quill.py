@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.attention import Cache, attend
+from model.dropout import Dropout
 from model.network import GPTConfig
 
 
@@ -91,24 +92,6 @@ class MLP(nn.Module):
     def forward(self, x_BTC: Tensor) -> Tensor:
         """x_BTC to out_BTC."""
         return self.proj(F.relu(self.fc(x_BTC)).square())  # ReLU²: So et al. 2021, "Primer"
-
-
-class Dropout(nn.Dropout):
-    """nn.Dropout; on a CPU, one random number of 64 bits gives a byte to each of eight elements.
-
-    PyTorch draws one number per element, in a single thread on processors that are not Intel's.
-    That took 23 % of a compiled step of 4 blocks of 160 channels.
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x to out, of any shape. On a CPU, p is rounded to 1/256, 2/256 .. 255/256."""
-        if not self.training or self.p == 0 or x.device.type != "cpu":
-            return super().forward(x)
-        count = (x.numel() + 7) // 8
-        random = torch.randint(-(2**63), 2**63 - 1, (count,))
-        random_bytes = random.view(torch.uint8)[: x.numel()].view_as(x)
-        threshold = min(max(round(256 * self.p), 1), 255)  # this many values of a byte mean drop
-        return x * (random_bytes >= threshold) * (256 / (256 - threshold))
 
 
 class TokenShift(nn.Module):

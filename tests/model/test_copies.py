@@ -100,6 +100,7 @@ def test_a_copy_is_sampled_with_its_cache_and_has_a_page(copy, capsys):
     assert (data["vectors"] is not None) == copy
 
 
+@pytest.mark.parametrize("copy", ["gpt with ALiBi", "quill with sigmoid attention"], indirect=True)
 def test_a_copy_trains_scores_and_resumes(copy, tiny, text_file, capsys):
     flags = f"--network=mine --data={text_file} --max_iters=4 --eval_interval=2 --out_dir=run"
     assert train.main([*TINY, *flags.split()]) == 0
