@@ -187,7 +187,7 @@ def main(argv: list[str]) -> None:
         if config.text.attention is not None:
             ids = tokenizer.encode(shown).tolist()
             page = attention_page(model, saved.vocab, ids, about)
-            with atomic_write(Path(config.text.attention).resolve()) as file:  # follows links
+            with atomic_write(Path(config.text.attention)) as file:
                 file.write(page.encode("utf-8", "replace"))
 
 

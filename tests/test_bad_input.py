@@ -38,10 +38,7 @@ CASES = [
     ("train.py --out_dir other_run", "other_run is not empty. Name another folder"),
     ("train.py --out_dir empty.txt/x --data missing.txt", "empty.txt/x cannot be written"),
     ("train.py --out_dir runs/it", "runs/it is not empty", "--resume runs/it"),
-    ("train.py --out_dir gone/a", "gone/a cannot be written: [Errno 17] File exists"),
-    (f"train.py --out_dir {'a/' * 2500}", "cannot be written"),
     ("train.py --out_dir=-x", "out_dir is '-x'"),
-    (f"train.py --seed {10**400}", "is not in [0, 2**63)"),
     ("train.py --resum runs/it", "Did you mean resume?"),
     ("train.py --resume folder", "folder/last.pt cannot be read"),
     ("train.py --resume only_best", "only_best/last.pt cannot be read", "best.pt may be intact"),
@@ -59,7 +56,6 @@ CASES = [
     ("sample.py --score good.txt --prompt KATE", "prompt and score"),
     ("sample.py --top_p 0", "argument --top_p: 0 is not in (0, 1]"),
     ("sample.py --attention page.html --interactive", "interactive", "attention"),
-    (f"sample.py --attention {'x' * 300}/page.html", "in a folder that exists"),
     ("train.py --out_dir ./-x", "out_dir is './-x'"),
     ("train.py --minutes 1 --max_iters 9", "minutes cannot be combined with max_iters"),
     ("train.py --minutes 1 --lr_decay_iters 9", "minutes cannot be combined with lr_decay_iters"),
@@ -69,8 +65,6 @@ CASES = [
     ("sample.py --attention runs/it/best.pt", "runs/it/best.pt", "Name an .html file"),
     ("sample.py --attention missing/page.html", "missing/page.html", "in a folder that exists"),
 ]
-PROGRAMS = ["train.py", "train.py --data", "train.py --resume", "train.py --init_from"]
-PROGRAMS += ["train.py --out_dir", "sample.py", "sample.py --prompt_file", "sample.py --score"]
 
 
 @pytest.fixture(scope="module")
@@ -81,8 +75,6 @@ def folder(tmp_path_factory, trained_run) -> Path:
         for name, content in FILES.items():
             Path(name).parent.mkdir(exist_ok=True)
             Path(name).write_bytes(content)
-        Path("loop").symlink_to("loop")
-        Path("gone").symlink_to("missing")
         for run in ("runs/it", "only_best", "only_last"):
             shutil.copytree(trained_run, run)
         Path("only_best/last.pt").unlink()
@@ -126,12 +118,6 @@ def test_wrong_input_is_refused_in_one_line(error_of, case):
         assert word in line
 
 
-@pytest.mark.parametrize("name", ["x" * 300, "loop"])
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_a_path_that_cannot_be_opened_is_named(error_of, program, name):
-    assert name in error_of(f"{program} {name}")
-
-
 def test_only_a_checkpoint_that_exists_is_advised(error_of):
     assert "best.pt" not in error_of("train.py --resume folder")
 
@@ -139,12 +125,6 @@ def test_only_a_checkpoint_that_exists_is_advised(error_of):
 def test_sampling_without_a_run_names_the_training_command(error_of, monkeypatch):
     monkeypatch.chdir("folder")
     assert "python train.py" in error_of("sample.py")
-
-
-def test_a_new_run_needs_a_folder_that_can_be_made(error_of, monkeypatch, tmp_path):
-    Path("folder/runs").symlink_to("missing")  # as of a disk that is not there
-    monkeypatch.chdir("folder")
-    assert "cannot be written" in error_of("train.py --data ../good.txt")
 
 
 def test_standard_input_must_be_utf_8(error_of, monkeypatch):

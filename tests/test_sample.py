@@ -188,12 +188,3 @@ def test_standard_output_on_a_full_disk_ends_with_one_line(run_dir, monkeypatch,
     assert sample.main([]) == 1
     error = capsys.readouterr().err.splitlines()[-1]
     assert error == "error: [Errno 28] No space left on device"
-
-
-def test_an_attention_page_is_written_to_the_file_that_a_link_names(trained_run):
-    Path("link.html").symlink_to("page.html")
-    for _ in range(2):  # the second time it replaces the page
-        command = [str(trained_run), "--max_new_tokens", "3", "--attention", "link.html"]
-        assert sample.main(command) == 0
-        assert Path("link.html").is_symlink()
-        assert "</html>" in Path("page.html").read_text("utf-8")

@@ -50,9 +50,9 @@ def residual_stream(model: nn.Module, ids_BT: Tensor) -> tuple[list[Tensor], lis
     """The vectors x_BTC before the first and after each block, and what the head makes of each.
 
     The latter are logits_BTV, as if the blocks that follow were left out (nostalgebraist 2020,
-    "the logit lens"). Both are empty if a block's output is not the next one's input, unchanged.
+    "the logit lens"). Both are empty if a block's output is not the next one's input.
     """
-    used, stream, versions = [], [], []
+    used, stream = [], []
 
     def keep(block: nn.Module, args: tuple, output: object) -> None:
         used.append(block)
@@ -60,15 +60,12 @@ def residual_stream(model: nn.Module, ids_BT: Tensor) -> tuple[list[Tensor], lis
             stream.extend(args[:1])
         if stream and args and args[0] is stream[-1]:
             stream.append(output)
-        new = stream[len(versions) :]
-        versions.extend(getattr(x, "_version", None) for x in new)  # counts changes in place
 
     with contextlib.ExitStack() as hooks:
         for block in set(model.blocks):
             hooks.enter_context(block.register_forward_hook(keep))
         model(ids_BT)
-    is_chain = used and len(stream) == len(used) + 1 and all(map(torch.is_tensor, stream))
-    if not is_chain or [x._version for x in stream] != versions:
+    if not used or len(stream) != len(used) + 1 or not all(map(torch.is_tensor, stream)):
         return [], []
 
     def replace_output(x_BTC: Tensor) -> Tensor:

@@ -47,7 +47,7 @@ def new_run_dir(out_dir: str | None) -> Iterator[Path]:
         try:
             path.mkdir(parents=True, exist_ok=out_dir is not None)
             break
-        except (OSError, RecursionError) as error:  # mkdir calls itself for each parent
+        except OSError as error:
             if out_dir or not os.path.lexists(path):
                 raise UserError(f"out_dir {path} cannot be written: {error}.") from None
     with lock_run_dir(path):

@@ -77,10 +77,7 @@ def test_the_head_reads_the_residual_stream_as_if_later_blocks_were_left_out(net
     [
         ((1, 2, 6, 4), (1, 2, 7, 4)),  # an attention sink
         ((1, 2, 6, 4), (1, 2, 6, 4)),  # as it should be
-        ((1, 2, 7, 4), (1, 2, 7, 4)),  # a vector before the text
-        ((2, 2, 3, 4), (2, 2, 3, 4)),  # parts of the text
         ((1, 2, 3, 4), (1, 2, 3, 4)),  # every other character
-        ((1, 1, 2, 6, 4), (1, 1, 2, 6, 4)),  # groups of heads
         ((1, 6, 4), (1, 6, 4)),  # one head without its dimension
     ],
 )
@@ -107,7 +104,6 @@ USES = {
     "x = block(x)": True,
     "reversed": True,
     "x = x + block(x)": False,
-    "x = block(x); x += 1": False,
     "x = block(x_BTC=x)": False,
     "x, = block(x)": False,
     "x = block.forward(x)": False,
