@@ -104,7 +104,7 @@ def test_attention_page_follows_mouse_and_keys_and_shows_hostile_text_as_text(
     assert pictures["start"] != pictures["hover"] != pictures["right"]
     assert pictures["up"] != pictures["block"] != pictures["head"]
     for name, block, head in (("hover", -1, 0), ("block", 0, 0), ("head", 0, 1)):
-        weights_S = calls[block].weights_BHTS[0, head, chosen[name] - 1].numpy()
+        weights_S = calls[block][1].weights_BHTS[0, head, chosen[name] - 1].numpy()
         largest = -np.sort(-weights_S)[:5]
         shown = [float(weight) for weight in seen[name]["weights"]]
         assert len(shown) >= (largest > 1e-3).sum()
