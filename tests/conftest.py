@@ -4,6 +4,7 @@ import contextlib
 import json
 import multiprocessing
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -67,8 +68,8 @@ def elsewhere(tmp_path_factory) -> Iterator[Path]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start with the test that takes longest, so that no worker waits for it at the end."""
-    items.sort(key=lambda item: "compiled_run_resumes" not in item.name)
+    """Start with the tests that take longest, so that no worker waits for them at the end."""
+    items.sort(key=lambda item: not re.search("compile|processes", item.name))
 
 
 @pytest.fixture
