@@ -56,7 +56,7 @@ class TextConfig:
         ):
             given = [name for name in names if getattr(self, name)]
             if len(given) > 1:
-                raise UserError(f"{' and '.join(given)} exclude each other. Give one of them.")
+                raise UserError(f"{' and '.join(given)} are mutually exclusive. Give one of them.")
         if self.attention is not None:
             path = Path(self.attention)
             if path.suffix != ".html" or not os.path.isdir(path.parent):

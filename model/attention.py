@@ -125,7 +125,8 @@ def attend(
 class Cache:
     """Keys, values and other tensors of the text so far. An argument of the model, not its state.
 
-    A layer that looks back keeps in `kept` what it needs, with itself as the dictionary key.
+    A layer that looks back keeps in `kept` what it needs, with itself as the dictionary key. (So a
+    layer that is used several times in one pass needs a key for each use.)
     """
 
     def __init__(self) -> None:

@@ -48,7 +48,7 @@ class Checkpoint:
     seconds: float = 0.0  # wall clock, summed over resumes
     train_seconds: float = 0.0  # of these, spent in training steps that compiled nothing
     timed_steps: int = 0  # how many these are
-    eval_seconds: float = 0.0  # of these, spent in evaluations, saving and pictures
+    eval_seconds: float = 0.0  # of these, spent in evaluations, with their saving and pictures
 
     @property
     def is_resumed(self) -> bool:
@@ -164,7 +164,7 @@ def restore(
     try:
         for name, fresh in model.state_dict().items():
             old = weights.get(name)
-            if torch.is_tensor(old) and old.ndim and (len(old), len(fresh)) == sizes:
+            if torch.is_tensor(old) and (*old.shape[:1], *fresh.shape[:1]) == sizes:
                 weights[name] = torch.cat((old, fresh[len(old) :].cpu()))
         model.load_state_dict(weights)
         if checkpoint.is_resumed and optimizers:

@@ -78,13 +78,14 @@ def start_character(vocab: str) -> str:
 
 @torch.no_grad()
 def uses_cache(model: nn.Module) -> bool:
-    """Whether `model` takes a cache with which its logits are those without one.
+    """Whether `model` takes a cache, and computes the same logits with it as without.
 
-    If they differ, on a text a little longer than block_size, a line on standard error says so.
+    Both are compared on a text a little longer than block_size, if the network can read as much,
+    but of at most 2,056 characters. If they differ, a line on standard error says so.
     """
     if "cache" not in inspect.signature(model.forward).parameters:
         return False
-    length = min(model.config.block_size + 8, model.max_length or math.inf, 520)
+    length = min(model.config.block_size + 8, model.max_length or math.inf, 2056)
     ids_BT = torch.arange(length, device=next(model.parameters()).device)[None] % model.vocab_size
     cache = Cache()
     with torch.autocast(ids_BT.device.type, enabled=False):
@@ -177,7 +178,8 @@ def stream(
 def total_nll(model: nn.Module, ids_N: np.ndarray) -> float:
     """Total negative log-likelihood, in nats, of the characters of a text after its first.
 
-    It is read in parts of block_size. With a cache, each part sees those before it.
+    It is read in parts of block_size. With a cache and without max_length, each part sees those
+    before it.
     """
     device, block_size = next(model.parameters()).device, model.config.block_size
     reads_on = model.max_length is None and uses_cache(model)

@@ -11,9 +11,9 @@ with a GPTConfig, which it keeps as `config`. It has
 - max_length, how many characters it can read at once; None: any number.
 - settings, the names of the GPTConfig keys below `dropout` that it uses, such as ("bias",).
 
-`make_network` makes it, and adds vocab_size. Whatever it remembers from one training step to the
-next must be in its state dict, or resuming is not exact. tests/model/test_networks.py tests every
-network, also one of your own.
+`make_network` makes it, and adds vocab_size. Its first loss should be near ln V. Whatever it
+remembers from one training step to the next must be in its state dict, or resuming is not exact.
+tests/model/test_networks.py tests every network, also one of your own.
 
 Shapes: B batch, T time (characters), V vocabulary.
 """

@@ -108,9 +108,9 @@ def twins(ids_T: Tensor, stream_RTC: Tensor) -> list[list[list[float]]]:
 
 
 def farthest(weights_BHTS: Tensor) -> int:
-    """How many characters back, its own included, the farthest weight above 0 is."""
+    """How far back, in characters and its own included, a query has weights that are not 0."""
     queries_N, keys_N = weights_BHTS.flatten(0, 1).any(dim=0).nonzero(as_tuple=True)
-    return int((queries_N - keys_N).max()) + 1
+    return max((queries_N - keys_N).tolist(), default=0) + 1
 
 
 def is_textbook(call: AttentionCall) -> bool:

@@ -1,4 +1,4 @@
-"""Device, dtype, compilation: all code that is for particular devices or dtypes."""
+"""Device, dtype, compilation: the only file that names particular devices and dtypes."""
 
 import contextlib
 import ctypes
