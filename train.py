@@ -150,7 +150,10 @@ def train(
         return zip(x_BT.chunk(accumulation_steps), y_BT.chunk(accumulation_steps), strict=True)
 
     def forward_backward(step: int) -> Tensor:
-        """Add up the gradients of a step; returns its loss without temperature and teacher."""
+        """Add up the gradients of a step.
+
+        Returns its loss without temperature and teacher if it is logged, otherwise 0.
+        """
         seed_all(run_config.seed, step, processes.rank)  # for dropout
         step_loss = torch.zeros((), device=machine.device)
         for i, (x_BT, y_BT) in enumerate(micro_batches(step), start=1):

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Make all pictures of the documents, with Chromium: bash docs/pictures.sh runs/NAME [NANOGPT_DIR]
+# Make the pictures of the documents, with Chromium: bash docs/pictures.sh runs/NAME [NANOGPT_DIR]
 # minute.svg is a timed run of the benchmark; without a clone of karpathy/nanoGPT it stays as it is.
 set -euo pipefail
 cd "$(dirname "$0")/.."

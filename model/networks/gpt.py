@@ -98,7 +98,7 @@ class GPT(nn.Module):
         for name, parameter in self.named_parameters():
             if name.endswith("bias"):
                 nn.init.zeros_(parameter)
-            elif name.endswith("proj.weight"):
+            elif name.endswith(".proj.weight"):
                 nn.init.normal_(parameter, std=0.02 * (2 * self.config.n_layer) ** -0.5)
             elif parameter.ndim == 2:
                 nn.init.normal_(parameter, std=0.02)

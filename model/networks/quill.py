@@ -163,7 +163,7 @@ class GPT(nn.Module):
     def init_weights(self) -> None:
         """Standard deviation 0.02; in `proj` divided by √(number of these layers), as in GPT-2."""
         for name, parameter in self.named_parameters():
-            if name.endswith("proj.weight"):
+            if name.endswith(".proj.weight"):
                 nn.init.normal_(parameter, std=0.02 * (3 * self.config.n_layer) ** -0.5)
             elif parameter.ndim == 2:
                 nn.init.normal_(parameter, std=0.02)
