@@ -1,7 +1,7 @@
 """Tests of every network in model/networks/, also of one of your own.
 
 They need only what model/network.py says of a network. Run those of one network with
-python -m pytest tests/model/test_networks.py -k NAME
+python -m pytest -n 0 tests/model/test_networks.py -k NAME
 """
 
 import inspect
