@@ -18,18 +18,18 @@ from configs.training import TrainConfig
 from data.reader import read_text
 from data.tokenizer import CharTokenizer
 from model import checkpoint
-from model.generate import GenerationConfig, start_character, stream, total_nll
+from model.generate import GenerationConfig, first_character, stream, total_nll
 from model.inspect.page import attention_page
 from model.network import make_network
-from model.run.device import DeviceConfig, sampling_machine
-from model.run.errors import (
+from model.system.device import DeviceConfig, sampling_machine
+from model.system.errors import (
     UserError,
     escape_control_chars,
     out_of_memory_hint,
     print_line,
     report_errors,
 )
-from model.run.files import atomic_write
+from model.system.files import atomic_write
 
 USAGE = "python sample.py [RUN_DIR | CHECKPOINT.pt] [--key value ...]"
 SEPARATOR = "\n" + "-" * 20 + "\n"
@@ -94,7 +94,7 @@ def sample_texts(
     Each text begins with the prompt; SEPARATOR stands before all but the first.
     """
     vocab, stop = tokenizer.vocab, config.text.stop
-    prompt_ids = tokenizer.encode(prompt or start_character(vocab), "the prompt").tolist()
+    prompt_ids = tokenizer.encode(prompt or first_character(vocab), "the prompt").tolist()
     yield 0, prompt
     for i, piece in stream(model, vocab, prompt_ids, config.sampling, stop):
         yield i, piece if i == 0 else SEPARATOR + prompt + piece
@@ -153,7 +153,7 @@ def main(argv: list[str]) -> None:
     tokenizer.encode(prompt, "the prompt")
     tokenizer.encode(config.text.stop, "stop")
     score = config.text.score
-    start = start_character(saved.vocab)
+    start = first_character(saved.vocab)
     if score is not None:
         scored = start + read_text(Path(score), encoding)
         scored_ids = tokenizer.encode(scored, score)

@@ -28,13 +28,13 @@ from data.corpus import Corpus, open_corpus
 from data.shakespeare import tiny_shakespeare
 from model import checkpoint
 from model.checkpoint import Checkpoint
-from model.generate import GenerationConfig, start_character, stream
+from model.generate import GenerationConfig, first_character, stream
 from model.inspect.maps import MAP_CHARS, draw_weights
 from model.inspect.record import record_attention
 from model.network import count_heads, make_network
 from model.optim import learning_rate, make_optimizers
-from model.run.device import Machine, seed_all, training_machine
-from model.run.errors import (
+from model.system.device import Machine, seed_all, training_machine
+from model.system.errors import (
     UserError,
     catch_signals,
     out_of_memory_hint,
@@ -42,9 +42,9 @@ from model.run.errors import (
     report_errors,
     require_finite,
 )
-from model.run.files import lock_run_dir, new_run_dir
-from model.run.logger import RunLogger, SilentLogger
-from model.run.processes import Processes
+from model.system.files import lock_run_dir, new_run_dir
+from model.system.logger import Logger, SilentLogger
+from model.system.processes import Processes
 
 SAVE_SECONDS = 600  # last.pt is saved at least so often
 SAMPLE_CHARS = 300  # written at the end; a third of them at each evaluation before
@@ -139,9 +139,7 @@ def train(
     state = replace(start, config=to_dict(config), vocab=vocab, data_sha256=corpus.sha256)
     logger = SilentLogger()
     if run_dir is not None:
-        logger = RunLogger(
-            run_dir, state.config, to_toml(config), state.step, optim_config.max_iters
-        )
+        logger = Logger(run_dir, state.config, to_toml(config), state.step, optim_config.max_iters)
 
     def micro_batches(step: int) -> Iterator[tuple[Tensor, Tensor]]:
         """This process's x_BT and y_BT of a step, in gradient_accumulation_steps parts."""
@@ -403,12 +401,12 @@ def evaluate(model: nn.Module, corpus: Corpus, machine: Machine) -> float:
 
 
 def log_sample_and_maps(
-    logger: RunLogger, model: nn.Module, corpus: Corpus, step: int, chars: int
+    logger: Logger, model: nn.Module, corpus: Corpus, step: int, chars: int
 ) -> None:
     """What a person looks at after each evaluation: a sampled text, and what each head looks at."""
     vocab = corpus.tokenizer.vocab
     model.eval()
-    prompt = corpus.tokenizer.encode(start_character(vocab)).tolist()
+    prompt = corpus.tokenizer.encode(first_character(vocab)).tolist()
     pieces = stream(model, vocab, prompt, GenerationConfig(max_new_tokens=chars))
     sample = "".join(piece for _, piece in pieces)
     # Indented, it is code in Markdown, which TensorBoard shows as it is.

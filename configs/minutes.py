@@ -12,9 +12,9 @@ from configs.schema import to_dict
 from configs.training import Command, TrainConfig, load_config
 from data.corpus import EVAL_BATCH_CHARS, Corpus
 from model.checkpoint import Checkpoint
-from model.run.device import choose_device, is_cuda
-from model.run.errors import UserError, print_line
-from model.run.processes import Processes
+from model.system.device import choose_device, is_cuda
+from model.system.errors import UserError, print_line
+from model.system.processes import Processes
 
 FIRST_STEPS = 10  # of the first trial run
 TRIAL_SHARE = 1 / 25  # of the run, for the trial run that tells how many steps fit

@@ -17,7 +17,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from model.run.errors import UserError
+from model.system.errors import UserError
 
 
 class ConfigParser(argparse.ArgumentParser):

@@ -10,8 +10,8 @@ from configs.schema import ConfigParser, make_config, to_dict
 from data.corpus import DataConfig
 from model.network import GPTConfig, count_heads
 from model.optim import OptimConfig
-from model.run.device import CompileConfig
-from model.run.errors import UserError
+from model.system.device import CompileConfig
+from model.system.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from tqdm import tqdm
 from data.reader import TEXT_FILES, find_text_files, read_chunks
 from data.shakespeare import tiny_shakespeare
 from data.tokenizer import CharTokenizer, code_points
-from model.run.errors import UserError
+from model.system.errors import UserError
 
 EVAL_BATCH_CHARS = 4096  # per evaluation batch: fits the processor's cache
 MAX_EVAL_CHARS = 1 << 20  # at most this many validation characters are evaluated

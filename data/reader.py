@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
-from model.run.errors import UserError
+from model.system.errors import UserError
 
 TEXT_FILES = "*.txt"  # what is read of a folder; a file that is named is always read
 CHUNK = 1 << 18  # bytes read at a time, so that memory does not grow with the text

@@ -5,7 +5,7 @@ Shapes: T characters of a text, V vocabulary.
 
 import numpy as np
 
-from model.run.errors import UserError
+from model.system.errors import UserError
 
 
 class CharTokenizer:

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from model.run.errors import RunError, UserError, out_of_memory_hint
-from model.run.files import atomic_write
+from model.system.errors import AbortError, UserError, out_of_memory_hint
+from model.system.files import atomic_write
 
 MAGIC = b"QUILLPT4"
 
@@ -134,12 +134,12 @@ def capture(
 ) -> None:
     """Put weights, optimizer states and scaler into `checkpoint`.
 
-    Raises RunError if a parameter or optimizer state is not finite: it is never saved.
+    Raises AbortError if a parameter or optimizer state is not finite: it is never saved.
     """
     states = [state for optimizer in optimizers for state in optimizer.state.values()]
     tensors = [value for state in states for value in state.values() if torch.is_tensor(value)]
     if not all(tensor.isfinite().all() for tensor in [*model.parameters(), *tensors]):
-        raise RunError(
+        raise AbortError(
             "the weights are no longer finite. Checkpoints saved before are intact. Try --dtype "
             "float32, or in a new run a smaller --learning_rate."
         )

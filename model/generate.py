@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from model.attention import Cache
-from model.run.errors import RunError, print_line
+from model.system.errors import AbortError, print_line
 
 # Appends token ids ids_BT, returns the next-token logits_BV.
 StepFn = Callable[[np.ndarray], np.ndarray]
@@ -67,11 +67,11 @@ def sample_ids(probs_BV: np.ndarray, uniform_B: np.ndarray) -> np.ndarray:
     cumulative_BV = probs_BV.cumsum(-1)
     is_beyond_BV = cumulative_BV > uniform_B[:, None] * cumulative_BV[:, -1:]
     if not all(is_beyond_BV[:, -1]):
-        raise RunError("no character has a probability above 0. The network's logits may be nan.")
+        raise AbortError("no character has a probability above 0. The network's logits may be nan.")
     return is_beyond_BV.argmax(-1)
 
 
-def start_character(vocab: str) -> str:
+def first_character(vocab: str) -> str:
     """What stands in for an empty prompt: a newline, or the vocabulary's first character."""
     return "\n" if "\n" in vocab else vocab[0]
 

@@ -25,7 +25,7 @@ from typing import Annotated
 
 from torch import nn
 
-from model.run.errors import UserError
+from model.system.errors import UserError
 
 FOLDER = Path(__file__).with_name("networks")
 COMMON = ("network", "n_layer", "n_head", "n_embd", "block_size", "dropout")  # of every network

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from model.run.errors import UserError
+from model.system.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -20,16 +20,16 @@ MAY_IMPORT = {
     "train.py": {"configs", "data", "model"},
     "sample.py": {"configs", "data", "model"},
     "configs": {"configs", "data", "model"},
-    "data": {"data", "model.run.errors", "model.run.files"},
-    "model": NETWORK | {"model.run"},
-    "model/networks": {"model.network", "model.attention", "model.dropout", "model.run.errors"},
-    "model/inspect": {"model.attention", "model.inspect", "model.run"},
-    "model/run": {"model.run"},
+    "data": {"data", "model.system.errors", "model.system.files"},
+    "model": NETWORK | {"model.system"},
+    "model/networks": {"model.network", "model.attention", "model.dropout", "model.system.errors"},
+    "model/inspect": {"model.attention", "model.inspect", "model.system"},
+    "model/system": {"model.system"},
 }
 # Words that only one file may use.
 RESERVED = {
-    "model/run/device.py": {"cuda", "mps", "bfloat16", "float16"},
-    "model/run/processes.py": {"RANK", "LOCAL_RANK", "WORLD_SIZE", "nccl", "gloo"},
+    "model/system/device.py": {"cuda", "mps", "bfloat16", "float16"},
+    "model/system/processes.py": {"RANK", "LOCAL_RANK", "WORLD_SIZE", "nccl", "gloo"},
 }
 RUNTIME_PACKAGES = {"torch", "numpy", "tqdm", "tensorboard"}
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef

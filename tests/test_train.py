@@ -22,8 +22,8 @@ from model import checkpoint
 from model.network import GPTConfig, make_network
 from model.networks.quill import GPT
 from model.optim import OptimConfig
-from model.run.device import Machine, seed_all
-from model.run.logger import RunLogger, SilentLogger
+from model.system.device import Machine, seed_all
+from model.system.logger import Logger, SilentLogger
 from tests.conftest import curve, summary
 
 STEPS = "--max_iters=16 --eval_interval=8 --log_interval=1"
@@ -433,7 +433,7 @@ def test_training_survives_closed_output_pipes(tiny, monkeypatch):
 
 def test_the_other_processes_log_nothing():
     logger = SilentLogger()
-    for name in dir(RunLogger):
+    for name in dir(Logger):
         if not name.startswith("_"):
             assert getattr(logger, name)("tag", 1.0, step=3) is None
     assert logger.val.add_scalar("tag", 1.0, step=3) is logger.bar.update() is None

@@ -1,1 +1,1 @@
-"""What a person looks at. Imports model/attention.py, model/run; train.py, sample.py import it."""
+"""What a person looks at. Imports model/attention.py and model/system."""

@@ -15,7 +15,7 @@ from torch.nn.functional import cosine_similarity, cross_entropy
 
 from model.attention import AttentionCall
 from model.inspect.record import record_attention, residual_stream
-from model.run.errors import RunError
+from model.system.errors import AbortError
 
 TEMPLATE = Path(__file__).with_name("page.html")
 DATA = "/*DATA*/"  # is replaced by the data
@@ -30,7 +30,7 @@ def attention_page(model: nn.Module, vocab: str, ids: list[int], about: str) -> 
     """An HTML page, complete in itself, that shows what `model` computed for a text.
 
     It shows the first MAX_PAGE_CHARS characters, or as many as `model` can read at once. `model` is
-    in eval mode. Raises RunError if no attention could be recorded.
+    in eval mode. Raises AbortError if no attention could be recorded.
     """
     shown = ids[: min(MAX_PAGE_CHARS, model.max_length or MAX_PAGE_CHARS)]
     if len(shown) < len(ids):
@@ -39,7 +39,7 @@ def attention_page(model: nn.Module, vocab: str, ids: list[int], about: str) -> 
     with record_attention(model) as recorded:
         logits_BTV = model(ids_T[None])
     if not recorded:
-        raise RunError(
+        raise AbortError(
             "no attention was recorded: no block calls attend or record of model/attention.py with "
             "a query and a key for each character."
         )

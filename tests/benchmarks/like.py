@@ -15,7 +15,7 @@ from data.corpus import DataConfig, open_corpus
 from data.shakespeare import tiny_shakespeare
 from model import checkpoint
 from model.network import make_network
-from model.run.device import DeviceConfig, sampling_machine
+from model.system.device import DeviceConfig, sampling_machine
 from tests.benchmarks.convert import load_nanogpt
 from tests.benchmarks.peer import CPU_COMMAND, arguments, machine, nanogpt, quill
 

@@ -21,7 +21,7 @@ import numpy as np
 import train
 from model import checkpoint
 from model.network import FOLDER
-from model.run.errors import UserError
+from model.system.errors import UserError
 from tests.benchmarks.peer import ROOT, arguments, machine
 from tests.conftest import LINES, TINY
 from tests.test_guarantees import FUZZ, assert_intact, flip

@@ -11,7 +11,7 @@ import sample
 import train
 from model import checkpoint
 from model.network import GPTConfig, make_network
-from model.run.errors import UserError
+from model.system.errors import UserError
 from tests.benchmarks import convert
 from tests.conftest import LINES
 

@@ -20,7 +20,7 @@ from configs.training import TrainConfig, load_config, parse_train_command
 from model import checkpoint
 from model.network import GPTConfig
 from model.networks import quill
-from model.run.errors import UserError
+from model.system.errors import UserError
 
 PRESETS = Path(configs.__file__).parent
 PARSER = ConfigParser(TrainConfig, usage="", description="")

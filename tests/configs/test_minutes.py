@@ -19,8 +19,8 @@ from configs.schema import to_dict
 from configs.training import TrainConfig, parse_train_command
 from data.corpus import EVAL_BATCH_CHARS
 from model.checkpoint import Checkpoint
-from model.run.errors import UserError
-from model.run.processes import Processes
+from model.system.errors import UserError
+from model.system.processes import Processes
 from tests.test_train import assert_same_run, at_steps
 
 VAL_CHARS = 100_000

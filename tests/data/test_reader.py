@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from data.reader import find_text_files, read_chunks, read_text
-from model.run.errors import UserError
+from model.system.errors import UserError
 
 
 def test_the_text_files_of_a_folder_are_joined_by_newlines_in_order_of_their_paths(tmp_path):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from data import shakespeare
-from model.run.errors import UserError
+from model.system.errors import UserError
 
 TEXT = b"First Citizen:\nBefore we proceed any further, hear me speak.\n"
 

@@ -6,7 +6,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from data.tokenizer import CharTokenizer
-from model.run.errors import UserError
+from model.system.errors import UserError
 
 
 @given(st.text(min_size=1), st.randoms())

@@ -15,7 +15,7 @@ from torch.amp import GradScaler
 from model.checkpoint import MAGIC, Checkpoint, capture, load, resolve, restore, save
 from model.network import GPTConfig, make_network
 from model.optim import OptimConfig, make_optimizers
-from model.run.errors import RunError, UserError
+from model.system.errors import AbortError, UserError
 
 
 def make_run(n_embd: int = 8) -> tuple[nn.Module, list, GradScaler]:
@@ -74,7 +74,7 @@ def test_numbers_that_are_not_finite_are_never_captured(where, number):
     model, optimizers, scaler = make_run()
     momentum = optimizers[-1].state[model.head.weight]["momentum_buffer"]
     (model.head.weight if where == "weights" else momentum).data[0, 0] = number
-    with pytest.raises(RunError, match="no longer finite"):
+    with pytest.raises(AbortError, match="no longer finite"):
         capture(Checkpoint(), model, optimizers, scaler)
 
 
@@ -123,5 +123,5 @@ def test_the_newest_run_is_not_a_stray_file(elsewhere):
 
 def test_running_out_of_memory_is_not_reported_as_damage(tmp_path, state, monkeypatch):
     monkeypatch.setattr(torch, "load", Mock(side_effect=RuntimeError("can't allocate memory")))
-    with pytest.raises(RunError, match=r"out of memory\. .*last\.pt does not fit"):
+    with pytest.raises(AbortError, match=r"out of memory\. .*last\.pt does not fit"):
         load(tmp_path / "last.pt")

@@ -20,7 +20,7 @@ from model.generate import (
 from model.network import GPTConfig
 from model.networks import quill
 from model.networks.quill import TokenShift
-from model.run.errors import RunError
+from model.system.errors import AbortError
 from tests.model.test_networks import NETWORKS, random_gpt, random_ids
 
 
@@ -55,7 +55,7 @@ def test_characters_are_drawn_as_often_as_they_are_probable():
 
 @pytest.mark.parametrize("value", [math.nan, 0.0])
 def test_no_character_is_drawn_without_a_probability(value):
-    with pytest.raises(RunError, match="logits may be nan"):
+    with pytest.raises(AbortError, match="logits may be nan"):
         sample_ids(np.full((1, 3), value), np.array([0.5]))
 
 

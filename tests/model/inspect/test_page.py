@@ -14,7 +14,7 @@ from model.attention import attend, attention_weights
 from model.inspect import page
 from model.inspect.page import attention_page, twins
 from model.inspect.record import record_attention, residual_stream
-from model.run.errors import RunError
+from model.system.errors import AbortError
 from tests.model.test_networks import random_gpt, random_ids
 
 VOCAB = "ab</script>'\"&\n\t\u202e\x1b\U0001f600é"
@@ -108,7 +108,7 @@ def test_the_page_compares_each_character_with_the_most_and_the_least_similar_of
 def test_a_network_whose_attention_cannot_be_recorded_is_refused():
     model = random_gpt()
     model.forward = lambda ids_BT: torch.zeros(*ids_BT.shape, 5)
-    with pytest.raises(RunError, match="calls attend"):
+    with pytest.raises(AbortError, match="calls attend"):
         attention_page(model, "abcde", [0, 1, 2], "")
 
 

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from model.run.errors import UserError
-from model.run.processes import Processes
+from model.system.errors import UserError
+from model.system.processes import Processes
 
 
 @dataclass(frozen=True)

@@ -22,14 +22,14 @@ class UserError(ValueError):
     """The input is wrong: a flag, a file, a text. Shown as one line; exit status 2."""
 
 
-class RunError(RuntimeError):
+class AbortError(RuntimeError):
     """The run cannot go on: disk, memory, divergence. Shown as one line; exit status 1."""
 
 
 def report_errors(main: Callable[[list[str]], None]) -> Callable[..., int]:
     """Decorator of a command's main(argv): an expected error becomes one line on standard error.
 
-    These are UserError, RunError, and OSError (a full disk, a folder that was deleted). Returns
+    These are UserError, AbortError, and OSError (a full disk, a folder that was deleted). Returns
     the exit status: 2, 1, 130 after Ctrl-C, that of sys.exit, or 0, also if nobody reads standard
     output any more. Every other exception is a bug and keeps its traceback.
     """
@@ -46,7 +46,7 @@ def report_errors(main: Callable[[list[str]], None]) -> Callable[..., int]:
             return 128 + signal.SIGINT
         except BrokenPipeError:  # the reader, such as head, has enough
             redirect_to_devnull(sys.stdout)
-        except (UserError, RunError, OSError) as error:
+        except (UserError, AbortError, OSError) as error:
             print_line("error: " + " ".join(str(error).split()), sys.stderr)
             return 2 if isinstance(error, UserError) else 1
         return 0
@@ -102,20 +102,20 @@ def catch_signals() -> Iterator[list[int]]:
 
 @contextlib.contextmanager
 def out_of_memory_hint(hint: str) -> Iterator[None]:
-    """Turn every out-of-memory error, of Python, NumPy or PyTorch, into a RunError with `hint`."""
+    """Turn an out-of-memory error of Python, NumPy or PyTorch into an AbortError with `hint`."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
         messages = ("out of memory", "can't allocate memory")  # PyTorch on CUDA and on a CPU
         if isinstance(error, MemoryError) or any(words in str(error) for words in messages):
-            raise RunError(f"out of memory. {hint}") from None
+            raise AbortError(f"out of memory. {hint}") from None
         raise
 
 
 def require_finite(name: str, value: float, step: int) -> None:
-    """Raise RunError if a loss or norm is not finite."""
+    """Raise AbortError if a loss or norm is not finite."""
     if not math.isfinite(value):
-        raise RunError(
+        raise AbortError(
             f"the {name} is {value} at step {step}. Checkpoints saved before are intact. Try "
             "--dtype float32, or in a new run a smaller --learning_rate or more --warmup_iters."
         )

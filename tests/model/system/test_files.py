@@ -5,7 +5,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from model.run.files import atomic_write, new_run_dir
+from model.system.files import atomic_write, new_run_dir
 
 
 @pytest.mark.parametrize("error", [OSError(28, "Full"), ValueError("a bug"), KeyboardInterrupt()])

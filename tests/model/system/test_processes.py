@@ -7,8 +7,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Backend, BackendConfig
 
-from model.run.errors import UserError
-from model.run.processes import Processes
+from model.system.errors import UserError
+from model.system.processes import Processes
 from tests.conftest import start_processes
 
 
@@ -33,7 +33,7 @@ import json
 import time
 from pathlib import Path
 import torch
-from model.run.processes import Processes
+from model.system.processes import Processes
 
 with Processes() as processes:
     layer = torch.nn.Linear(2, 1, bias=False)

@@ -8,8 +8,8 @@ import unicodedata
 import pytest
 import torch
 
-from model.run import errors
-from model.run.errors import RunError, UserError, catch_signals
+from model.system import errors
+from model.system.errors import AbortError, UserError, catch_signals
 
 BIDI_CONTROLS = ["LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"]
 OUT_OF_MEMORY = "error: out of memory. Use a smaller --batch_size.\n"
@@ -30,7 +30,7 @@ def run_main(error: BaseException) -> int:
     ("error", "status", "line"),
     [
         (UserError("n is 3.\n It must be 2."), 2, "error: n is 3. It must be 2.\n"),
-        (RunError("The disk is full."), 1, "error: The disk is full.\n"),
+        (AbortError("The disk is full."), 1, "error: The disk is full.\n"),
         (MemoryError(), 1, OUT_OF_MEMORY),
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"), 1, OUT_OF_MEMORY),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), 1, OUT_OF_MEMORY),

@@ -11,12 +11,12 @@ from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 from tqdm import tqdm
 
-from model.run.errors import print_line
-from model.run.files import atomic_write
+from model.system.errors import print_line
+from model.system.files import atomic_write
 
 
 class SilentLogger:
-    """Takes the place of RunLogger where nothing is written: whatever is called does nothing."""
+    """Takes the place of Logger where nothing is written: whatever is called does nothing."""
 
     def __getattr__(self, name: str) -> "SilentLogger":
         return self
@@ -25,7 +25,7 @@ class SilentLogger:
         pass
 
 
-class RunLogger:
+class Logger:
     """Writes the curves, pictures and summary of a run; shows the progress bar.
 
     `train` and `val` are TensorBoard's writers; a tag in both is one chart with two curves.

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from model.run.errors import RunError, UserError, catch_signals
+from model.system.errors import AbortError, UserError, catch_signals
 
 
 class Processes:
@@ -46,10 +46,10 @@ class Processes:
                 # the GIL to free its last tensor. Without this pause they can deadlock.
                 time.sleep(0.2)
                 dist.destroy_process_group()
-            lost = isinstance(error, RuntimeError) and not isinstance(error, RunError)
+            lost = isinstance(error, RuntimeError) and not isinstance(error, AbortError)
             if lost and "connection" in str(error).lower():  # gloo's message
                 message = "another process of this run has ended. Its last message says why."
-                raise RunError(message) from None
+                raise AbortError(message) from None
 
     def batch_rows(self, batch_size: int, accumulation_steps: int) -> slice:
         """This process's rows of a batch. Raises UserError if it cannot be divided evenly."""

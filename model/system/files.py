@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO
 
-from model.run.errors import UserError
+from model.system.errors import UserError
 
 
 @contextlib.contextmanager

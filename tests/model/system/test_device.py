@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from model.run import device
-from model.run.device import (
+from model.system import device
+from model.system.device import (
     CompileConfig,
     DeviceConfig,
     Machine,
@@ -15,8 +15,8 @@ from model.run.device import (
     choose_dtype,
     is_cuda,
 )
-from model.run.errors import UserError
-from model.run.processes import Processes
+from model.system.errors import UserError
+from model.system.processes import Processes
 
 CPU, CUDA, MPS = torch.device("cpu"), torch.device("cuda"), torch.device("mps")
 
