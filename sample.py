@@ -147,7 +147,7 @@ def main(argv: list[str]) -> None:
     path = checkpoint.resolve(name, config.text.which)
     saved = checkpoint.load(path)
     train_config = make_config(TrainConfig, saved.config)
-    encoding = train_config.data.encoding
+    encoding = train_config.corpus.encoding
     tokenizer = CharTokenizer(saved.vocab)
     prompt = read_prompt(config.text, encoding)
     tokenizer.encode(prompt, "the prompt")

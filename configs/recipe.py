@@ -1,5 +1,7 @@
 """The recipe: the settings that follow from a text's length and the amount of computation.
 
+It looks at no flag: a flag that is given replaces one setting and leaves the others as they are.
+
 It was fitted on two CPU cores to texts in four languages: 30,000 to 300,000 characters (one to five
 minutes), up to 900,000 (one minute) and a million (one to fifteen minutes; docs/experiments.md,
 "Which settings for which text and time?"). It was not fitted to shorter texts, longer runs, a GPU,
@@ -12,6 +14,7 @@ from typing import Any
 
 # Blocks, channels; a head has about 64 of them
 SIZES = ((2, 128), (3, 144), (4, 160), (4, 192), (6, 192), (6, 256), (8, 320), (8, 384), (12, 512))
+BLOCK_SIZE = 256
 MIN_PARAMETERS = 655_360  # in the blocks of the smallest network
 DEFAULT_FLOPS = 8.86e12  # of a run without --minutes
 GPU_FLOPS = 1.6e14  # the same on a GPU
@@ -19,18 +22,30 @@ TEACHER_EPOCHS = 6  # a teacher helps if the text is read at least so often
 MAX_EPOCHS = 24  # a larger network is better than reading the text more often
 MAX_PARAMETERS_PER_CHAR = 14  # a larger network is no better
 OVERFITTING_THRESHOLD = 17  # of epochs √(parameters / characters): above it, regularize
-TEACHER_SHARE = 0.39  # part of the steps in which the teacher is trained
+TEACHER_SHARE = 0.32  # of the computation, or of the time, for training the teacher
+# With a teacher's forward pass a step costs 4/3. So of N steps that there is computation for, the
+# teacher gets 0.32 N, and the run itself 0.51 N.
+STUDENT_STEPS = (1 - TEACHER_SHARE) * 3 / 4
+TEACHER_STEPS = TEACHER_SHARE / STUDENT_STEPS  # for each step of the run itself
+COMPILE_SECONDS = 350  # on a CPU, compiling four blocks pays off in runs of at least this length
 
 
 @dataclass(frozen=True)
 class Budget:
     """What the recipe depends on. The defaults are those of Tiny Shakespeare."""
 
-    flops: float = DEFAULT_FLOPS  # of all training steps, as `step_flops` counts them
     train_chars: int = 1_003_854
-    eval_chars: int = 111_540
-    on_gpu: bool = False
-    processes: int = 1  # a batch is divided among them
+    flops: float = DEFAULT_FLOPS  # of all training steps, as `step_flops` counts them
+    minutes: float = (
+        0.0  # how long these take on this machine; 0: the run does not end by the clock
+    )
+    device: str = "cpu"  # its kind, see `device_kind`
+    has_weights: bool = False  # the run starts with those of another run
+
+
+def default_flops(device: str) -> float:
+    """Of a run without --minutes on a device of this kind."""
+    return GPU_FLOPS if device == "gpu" else DEFAULT_FLOPS
 
 
 def block_parameters(n_layer: int, n_embd: int) -> int:
@@ -38,104 +53,58 @@ def block_parameters(n_layer: int, n_embd: int) -> int:
     return 20 * n_layer * n_embd**2
 
 
-def step_flops(values: dict[str, Any]) -> float:
+def step_flops(n_layer: int, n_embd: int, batch_size: int) -> float:
     """Floating-point operations of one training step, in the matrices of the blocks.
 
-    6 for each character and parameter of quill. Another network is counted as if it were quill:
-    --minutes measures its speed in the same unit.
+    6 for each character and parameter of quill. Another network is counted as if it were quill.
     """
-    chars = values["batch_size"] * values["block_size"]
-    return 6 * block_parameters(values["n_layer"], values["n_embd"]) * chars
+    return 6 * block_parameters(n_layer, n_embd) * batch_size * BLOCK_SIZE
 
 
-def run_flops(values: dict[str, Any]) -> float:
-    """`step_flops` of all steps. A teacher's forward pass is another third of a step."""
-    teacher_iters = values["teacher_iters"]
-    taught = values["max_iters"] - teacher_iters if teacher_iters else 0
-    return step_flops(values) * (values["max_iters"] + taught / 3)
-
-
-def useful_flops(budget: Budget) -> float:
-    """`budget.flops`, or fewer on a text so short that more of them give no lower loss."""
-    parameters = max(MAX_PARAMETERS_PER_CHAR * budget.train_chars, MIN_PARAMETERS)
-    return min(budget.flops, 6 * parameters * max_chars(budget))
-
-
-def max_chars(budget: Budget) -> int:
-    """How many characters to read at most: the text MAX_EPOCHS times, but at least 250,000."""
-    return max(MAX_EPOCHS * budget.train_chars, 250_000)
-
-
-def recipe(budget: Budget, given: dict[str, Any]) -> dict[str, Any]:
-    """`given`, and a value of every other key that depends on the budget."""
-    values = {"block_size": 256, **given}
-    choose = values.setdefault  # what is given wins
-
+def recipe(budget: Budget) -> dict[str, Any]:
+    """The value of every key that depends on the budget."""
     # The network grows with the computation, still more if it would read a short text too often.
-    flops = useful_flops(budget)
-    target = MIN_PARAMETERS * (max(flops, 1.0) / DEFAULT_FLOPS) ** 0.35
-    target = max(target, flops / (6 * max_chars(budget)))
+    # More computation than that is of no use to a short text.
+    max_chars = max(MAX_EPOCHS * budget.train_chars, 250_000)
+    max_parameters = max(MAX_PARAMETERS_PER_CHAR * budget.train_chars, MIN_PARAMETERS)
+    flops = max(1.0, min(budget.flops, 6 * max_parameters * max_chars))
+    target = MIN_PARAMETERS * (flops / DEFAULT_FLOPS) ** 0.35
+    target = max(target, flops / (6 * max_chars))
+    n_layer, n_embd = min(SIZES, key=lambda size: abs(math.log(block_parameters(*size) / target)))
 
-    def difference(size: tuple[int, int]) -> float:
-        blocks, channels = values.get("n_layer", size[0]), values.get("n_embd", size[1])
-        return abs(math.log(block_parameters(blocks, channels) / target))
-
-    n_layer, n_embd = min(SIZES, key=difference)
-    choose("n_layer", n_layer)
-    unit = 2 * max(1, values.get("n_head", 0))  # a head's width must be even
-    n_embd = choose("n_embd", math.ceil(n_embd / unit) * unit)
-    many_steps = flops / step_flops(values | {"batch_size": 8}) > 3000
-    batch_size = 64 if budget.on_gpu else 16 if many_steps else 8
-    parts = values.get("gradient_accumulation_steps", 1) * budget.processes
-    batch_size = choose("batch_size", math.ceil(batch_size / parts) * parts)
-
-    # For a text that is read often: a teacher, and against overfitting dropout and a temperature.
-    chars_per_step = batch_size * values["block_size"]
-    steps = min(budget.flops / step_flops(values), max_chars(budget) / chars_per_step)
-    # A step with a teacher's forward pass costs 4/3. So n steps, t of them without a teacher, cost
-    # t + 4/3 (n - t) = `steps`, which gives n.
-    if teacher_iters := values.get("teacher_iters"):
-        steps = max(teacher_iters / TEACHER_SHARE, (3 * steps + teacher_iters) / 4)
-    steps = values.get("max_iters", values.get("lr_decay_iters") or steps)
+    many_steps = flops / step_flops(n_layer, n_embd, batch_size=8) > 3000
+    batch_size = 64 if budget.device == "gpu" else 16 if many_steps else 8
+    chars_per_step = batch_size * BLOCK_SIZE
+    max_steps = max_chars / chars_per_step
+    affordable_steps = budget.flops / step_flops(n_layer, n_embd, batch_size)
+    steps = min(affordable_steps, max_steps)
     epochs = steps * chars_per_step / budget.train_chars
-    teachable = values.get("init_from") is None and not values.get("lr_decay_iters")
-    has_teacher = "teacher_iters" not in values and teachable and epochs >= TEACHER_EPOCHS
-    if has_teacher:
-        steps /= 1 + (1 - TEACHER_SHARE) / 3
-    max_iters = choose("max_iters", max(1, int(steps)))
-    choose("teacher_iters", int(TEACHER_SHARE * max_iters) if has_teacher else 0)
+
+    # A text that is read often gets a teacher, which takes a part of the steps.
+    has_teacher = epochs >= TEACHER_EPOCHS and not budget.has_weights
+    share = STUDENT_STEPS if has_teacher else 1.0
+    max_iters = max(1, int(share * (max_steps if budget.minutes else steps)))
     # The more parameters there are for each character, the fewer epochs lead to overfitting.
-    parameters = block_parameters(values["n_layer"], n_embd)
-    overfitting = epochs * math.sqrt(parameters / budget.train_chars)
+    overfitting = epochs * math.sqrt(block_parameters(n_layer, n_embd) / budget.train_chars)
     doublings = math.log2(max(1, overfitting / OVERFITTING_THRESHOLD))
-    choose("train_temperature", round(max(0.8, 1 - 0.1 * doublings), 2))
-    choose("dropout", round(min(0.4, 0.13 * doublings), 1))
-    choose("weight_decay", 0.5 if doublings < 1.5 else 1.0)
-    # Larger batches allow a higher learning rate, and so does a teacher.
-    factor = 2 if values["teacher_iters"] else min(max(batch_size / 8, 1), 2)
-    choose("learning_rate", 7e-3 * factor)
-
     # As many evaluations as take about a fifteenth of the training time, but 2 to 10.
-    evaluations = round(0.2 * max_iters * chars_per_step / budget.eval_chars)
-    choose("eval_interval", math.ceil(max_iters / min(max(evaluations, 2), 10)))
-    return values
-
-
-def explain(budget: Budget, values: dict[str, Any], speed: float = 0.0) -> str:
-    """Two lines for a person: what was chosen, and why."""
-    chars = values["max_iters"] * values["batch_size"] * values["block_size"]
-    measured = f", {speed:.1e} a second on this machine" if speed else ""
-    note = ""
-    ends_early = budget.flops > useful_flops(budget) or run_flops(values) < 0.9 * budget.flops
-    if ends_early and 0.7 < chars / max_chars(budget) <= 1:
-        note = " (reading it more often would not help)"
-    elif values["max_iters"] < 100 and run_flops(values) > budget.flops / 2:
-        note = " (few steps: more with --minutes or --max_iters)"
-    off = (("teacher_iters", 0), ("dropout", 0.0), ("train_temperature", 1.0))
-    against = [f"{name} {values[name]}" for name, value in off if values[name] != value]
-    return (
-        f"recipe  {run_flops(values):.1e} floating-point operations{measured}: "
-        f"{values['n_layer']} blocks of {values['n_embd']} channels\n"
-        f"        the text is read {chars / budget.train_chars:.1f} times{note}: "
-        f"{', '.join(against) or 'nothing'} against overfitting"
+    eval_chars = min(budget.train_chars / 9, 2**20)
+    evaluations = round(0.2 * share * steps * chars_per_step / eval_chars)
+    compile_pays_off = 60 * budget.minutes * steps / affordable_steps > COMPILE_SECONDS * max(
+        1, n_layer / 4
     )
+    return {
+        "block_size": BLOCK_SIZE,
+        "n_layer": n_layer,
+        "n_embd": n_embd,
+        "batch_size": batch_size,
+        "max_iters": max_iters,
+        "eval_interval": math.ceil(max_iters / min(max(evaluations, 2), 10)),
+        # Larger batches allow a higher learning rate, and so does a teacher.
+        "learning_rate": 7e-3 * (2 if has_teacher else min(batch_size / 8, 2)),
+        "teacher": "own" if has_teacher else "none",
+        "train_temperature": round(max(0.8, 1 - 0.1 * doublings), 2),
+        "dropout": round(min(0.4, 0.13 * doublings), 1),
+        "weight_decay": 0.5 if doublings < 1.5 else 1.0,
+        "compile": "on" if budget.device == "cpu" and compile_pays_off else "auto",
+    }

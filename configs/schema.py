@@ -12,7 +12,7 @@ import argparse
 import difflib
 import json
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -21,9 +21,14 @@ from model.system.errors import UserError
 
 
 class ConfigParser(argparse.ArgumentParser):
-    """Reads the values of a config from flags and presets. Raises UserError."""
+    """Reads the values of a config from flags and presets. Raises UserError.
 
-    def __init__(self, config_class: type, usage: str, description: str) -> None:
+    Keys in `by_recipe` have their default only in a run with a preset.
+    """
+
+    def __init__(
+        self, config_class: type, usage: str, description: str, by_recipe: Collection[str] = ()
+    ) -> None:
         super().__init__(
             usage=usage,
             description=description,
@@ -31,6 +36,7 @@ class ConfigParser(argparse.ArgumentParser):
             argument_default=argparse.SUPPRESS,
             formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=34),
         )
+        self.config_class = config_class
         self.keys: dict[str, type] = {}
         for group_name, group_class in get_type_hints(config_class).items():
             group = self.add_argument_group(group_name)
@@ -38,6 +44,8 @@ class ConfigParser(argparse.ArgumentParser):
             for f in fields(group_class):
                 kind, help_text, *interval = get_args(hints[f.name])
                 default = "" if f.default in (None, "") else f"(default {f.default})"
+                if f.name in by_recipe:
+                    default = f"(by the recipe; {f.default} with a preset)"
                 words = " ".join(filter(None, [help_text, *interval, default]))
                 options: dict[str, Any] = {"help": words.replace("%", "%%")}
                 if kind is bool:
@@ -66,7 +74,9 @@ class ConfigParser(argparse.ArgumentParser):
             if not word.startswith("--"):
                 raise UserError(f"unexpected argument {word!r}. See --help.")
             raise self.unknown_key(word[2:].partition("=")[0])
-        return vars(parsed)
+        values = vars(parsed)
+        make_groups(self.config_class, values)  # raises if a value is wrong in itself
+        return values
 
     def unknown_key(self, name: str) -> UserError:
         """The error for an unknown key, with the nearest known one."""
@@ -121,16 +131,21 @@ def unicode_text(text: str) -> str:
     return text
 
 
-def make_config(config_class: type, values: dict[str, Any]) -> Any:
-    """The config with these values, all others default. Raises UserError if they do not fit.
+def make_groups(config_class: type, values: dict[str, Any]) -> dict[str, Any]:
+    """The groups of a config, by name, with these values, all others default.
 
-    Unknown keys, which an old checkpoint may have, are ignored.
+    Raises UserError if a value is wrong in itself. Other keys are ignored.
     """
     groups = {}
     for name, group_class in get_type_hints(config_class).items():
         keys = {f.name for f in fields(group_class)}
         groups[name] = group_class(**{key: values[key] for key in keys & values.keys()})
-    return config_class(**groups)
+    return groups
+
+
+def make_config(config_class: type, values: dict[str, Any]) -> Any:
+    """The config with these values. Raises UserError if they do not fit together."""
+    return config_class(**make_groups(config_class, values))
 
 
 def to_dict(config: Any) -> dict[str, Any]:

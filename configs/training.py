@@ -1,4 +1,4 @@
-"""The config of a run, and the command line of train.py."""
+"""The config of a training run, and the command line of train.py."""
 
 import os
 from dataclasses import dataclass, field, fields
@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 from configs.recipe import Budget, recipe
-from configs.schema import ConfigParser, make_config, to_dict
+from configs.schema import ConfigParser, make_config
 from data.corpus import DataConfig
-from model.network import GPTConfig, count_heads
+from model.network import GPTConfig, count_heads, require_consistent
 from model.optim import OptimConfig
 from model.system.device import CompileConfig
 from model.system.errors import UserError
@@ -16,13 +16,20 @@ from model.system.errors import UserError
 
 @dataclass(frozen=True)
 class RunConfig:
-    """How long, where the results go, how often to evaluate and log."""
+    """How long, from what, where the results go, how often to evaluate and log."""
 
-    minutes: Annotated[float, "fit the settings to this time (0: default run)", "[0, 1e6]"] = 0.0
-    out_dir: Annotated[str | None, "run directory; default: runs/<date>-<time>"] = None
+    minutes: Annotated[
+        float, "end after this time, if max_iters is not reached before (0: no limit)", "[0, 1e6]"
+    ] = 0.0
     init_from: Annotated[str | None, "run or checkpoint whose weights to start with"] = None
+    teacher: Annotated[
+        str, "learn also from the predictions of: none, own (trained before) or the path of a run"
+    ] = "none"
+    out_dir: Annotated[str | None, "run directory; default: runs/<date>-<time>"] = None
     seed: Annotated[int, "same seed, same machine: same result", "[0, inf)"] = 1337
-    eval_interval: Annotated[int, "steps between evaluations", "[1, inf)"] = 275
+    eval_interval: Annotated[
+        int, "steps between evaluations; with --minutes a part of max_iters", "[1, inf)"
+    ] = 275
     log_interval: Annotated[int, "steps between points of the training curve", "[1, inf)"] = 10
     patience: Annotated[int, "evaluations without a new best, then stop (0: never)", "[0, inf)"] = 0
 
@@ -35,21 +42,31 @@ class RunConfig:
 class TrainConfig:
     """Everything that train.py can be told."""
 
-    data: DataConfig = field(default_factory=DataConfig)
+    corpus: DataConfig = field(default_factory=DataConfig)
     model: GPTConfig = field(default_factory=GPTConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     run: RunConfig = field(default_factory=RunConfig)
     system: CompileConfig = field(default_factory=CompileConfig)
+
+    def __post_init__(self) -> None:
+        require_consistent(self.model)
+        if self.optim.min_lr and not self.optim.lr_decay_iters:
+            raise UserError(f"min_lr is {self.optim.min_lr}. It needs --lr_decay_iters.")
+        if self.run.minutes and self.optim.lr_decay_iters:
+            raise UserError(
+                f"minutes is {self.run.minutes:g} and lr_decay_iters {self.optim.lr_decay_iters}. "
+                "A run that ends by the clock needs --lr_decay_iters 0 --min_lr 0."
+            )
 
 
 USAGE = """\
 python train.py [PRESET.toml] [--key value ...]
        python train.py --resume RUN_DIR [--key value ...]"""
 DESCRIPTION = """\
-Train a character-level GPT. Without a preset, size, batch, steps, learning rate, evaluations and
-regularization follow from the length of the text, the device and --minutes (configs/recipe.py),
-around the flags that are given. A preset states what differs from the defaults below."""
-RESUMABLE = ("data", "max_iters", "eval_interval", "log_interval", "patience")
+Train a character-level GPT. Without a preset, the recipe (configs/recipe.py) chooses settings from
+the length of the text, the device and --minutes. A flag changes one setting and no other. A preset
+states what differs from the defaults below."""
+RESUMABLE = ("data", "max_iters", "minutes", "eval_interval", "log_interval", "patience")
 RESUMABLE += ("device", "dtype", "compile", "deterministic", "gradient_accumulation_steps")
 # --init_from cannot change these: the weights would not fit, or would mean something else.
 FIXED = ("network", "n_layer", "n_head", "n_embd", "bias")
@@ -65,7 +82,7 @@ class Command(NamedTuple):
 
 def parse_train_command(argv: list[str]) -> Command:
     """The command line of train.py. Raises UserError."""
-    parser = ConfigParser(TrainConfig, USAGE, DESCRIPTION)
+    parser = ConfigParser(TrainConfig, USAGE, DESCRIPTION, by_recipe=recipe(Budget()))
     parser.add_argument("preset", nargs="?", metavar="PRESET.toml", help="a file of keys")
     resume_help = f"continue a run; may change {', '.join(RESUMABLE)}"
     parser.add_argument("--resume", metavar="RUN_DIR", help=resume_help)
@@ -80,41 +97,29 @@ def parse_train_command(argv: list[str]) -> Command:
             )
     elif preset is not None:
         flags = parser.parse_preset(preset) | flags
-    if flags.get("minutes"):
-        other = preset or next((key for key in ("max_iters", "lr_decay_iters") if key in flags), "")
-        if other:
-            raise UserError(f"minutes cannot be combined with {other}. Give one of them.")
     return Command(resume, resume is None and preset is None, flags)
 
 
-def load_config(
-    command: Command, start_config: dict[str, Any], budget: Budget | None = None
-) -> TrainConfig:
-    """The config of a run. `start_config` is that of the checkpoint that it begins with, or empty.
+def known_values(command: Command, other: dict[str, Any]) -> dict[str, Any]:
+    """The values that do not depend on the text: those given, over those of a checkpoint's config.
 
-    Raises UserError. What is not given is taken, in this order, from
-
-    - `start_config`: for --resume all keys; for --init_from those of the network, except dropout
-      (keys in FIXED must not be given differently);
-    - without a preset, the recipe for `budget` (default: Tiny Shakespeare's);
-    - the defaults.
+    `other` is that config: for --resume all its keys count, for --init_from those of the network,
+    except dropout. Raises UserError if a key in FIXED is given differently.
     """
-    given, start = command.given, start_config
-    if start:
-        start = to_dict(make_config(TrainConfig, start))  # with keys that are newer than it
-    if start and command.resume is None:
-        start["n_head"] = count_heads(make_config(TrainConfig, start).model)
+    given = dict(command.given)
+    if other and command.resume is None:
+        model_config = make_config(TrainConfig, other).model
+        other = {f.name: getattr(model_config, f.name) for f in fields(GPTConfig)}
+        other["n_head"] = count_heads(model_config)
+        del other["dropout"]
         for name in FIXED:
-            if given.get(name, start[name]) != start[name]:
+            if given.get(name, other[name]) != other[name]:
                 raise UserError(
-                    f"{name} is {given[name]}, but {given['init_from']} has {start[name]}, which "
+                    f"{name} is {given[name]}, but {given['init_from']} has {other[name]}, which "
                     f"cannot be changed. Leave {name} out of the flags and the preset."
                 )
-        start = {f.name: start[f.name] for f in fields(GPTConfig) if f.name != "dropout"}
-    values = start | given
-    if command.uses_recipe:
-        values = recipe(budget or Budget(), values)
-    for name in ("data", "init_from"):
-        if values.get(name):
-            values[name] = os.path.abspath(values[name])  # to resume from another folder
-    return make_config(TrainConfig, values)
+    paths = {"data", "init_from", "teacher"} & given.keys()
+    if given.get("teacher") in ("none", "own"):
+        paths.remove("teacher")
+    given |= {name: os.path.abspath(given[name]) for name in paths}  # to resume from another folder
+    return other | given

@@ -9,7 +9,7 @@ import json
 import math
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated
@@ -71,9 +71,14 @@ class Corpus:
         """How many characters an evaluation predicts."""
         return sum(len(starts_B) * T for starts_B, T in self.eval_batches(block_size))
 
-    def with_val_chars(self, count: int) -> "Corpus":
-        """The same with only the first `count` validation characters."""
-        return replace(self, ids_N=self.ids_N[: self.train_chars + count])
+    def require_length(self, block_size: int) -> None:
+        """Raise UserError if a part is not longer than an example."""
+        if min(self.train_chars, self.val_chars) <= block_size:
+            raise UserError(
+                f"{self.name} has {self.train_chars:,} training characters and {self.val_chars:,} "
+                f"validation characters; block_size is {block_size}. Use a longer text, a smaller "
+                "--block_size or another --val_fraction."
+            )
 
     def describe(self, block_size: int) -> str:
         """The sizes for a person."""
@@ -146,24 +151,17 @@ def shuffled_starts(length: int, block_size: int, seed: int, epoch: int) -> np.n
     return rng.permutation(count) * block_size + offset
 
 
-def open_corpus(config: DataConfig, block_size: int, vocab: str = "") -> Corpus:
+def open_corpus(config: DataConfig, vocab: str = "") -> Corpus:
     """Read the text of `config` into memory.
 
     Its vocabulary is `vocab`, that of a checkpoint, and then the text's other characters, sorted.
-    Raises UserError if the text cannot be read or is too short.
+    Raises UserError if the text cannot be read.
     """
     path = tiny_shakespeare() if config.data is None else Path(config.data)
     chunks = read_chunks(find_text_files(path), config.encoding)
     bar = tqdm(chunks, "reading the text", unit=" chunks", delay=1, disable=None)
     ids_N, text_vocab, sha256 = encode(bar)
     train_chars = int(len(ids_N) * (1 - config.val_fraction))
-    val_chars = len(ids_N) - train_chars
-    if min(train_chars, val_chars) <= block_size:
-        raise UserError(
-            f"{path} has {train_chars:,} training characters and {val_chars:,} validation "
-            f"characters; block_size is {block_size}. Use a longer text, a smaller --block_size "
-            "or another --val_fraction."
-        )
     if len(text_vocab) < 2:
         raise UserError(f"{path} repeats one character, {text_vocab!r}. There is nothing to learn.")
     tokenizer = CharTokenizer(vocab + "".join(sorted(set(text_vocab) - set(vocab))))

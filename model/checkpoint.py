@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from model.system.errors import AbortError, UserError, out_of_memory_hint
 from model.system.files import atomic_write
 
-MAGIC = b"QUILLPT4"
+MAGIC = b"QUILLPT5"
 
 
 @dataclass
@@ -30,14 +30,13 @@ class Checkpoint:
     """All that is needed to sample, or, together with the text, to resume a run exactly.
 
     It holds no random state: whatever is random is a function of the config's seed and `step`.
-    A new run begins with an empty one, or with the weights of another run.
     """
 
     config: dict[str, Any] = field(default_factory=dict)  # what has a value, without out_dir
     vocab: str = ""
     data_sha256: str = ""
     model: dict[str, Tensor] = field(default_factory=dict)  # state dict
-    teacher: dict[str, Tensor] = field(default_factory=dict)  # that of a first network
+    teacher_sha256: str = ""  # of the weights of the teacher; empty: none
     optimizers: list[dict[str, Any]] = field(default_factory=list)  # state dicts
     scaler: dict[str, Any] = field(default_factory=dict)  # state dict
     step: int = 0  # optimizer steps done
@@ -45,21 +44,26 @@ class Checkpoint:
     val_step: int | None = None
     best_val_loss: float | None = None
     best_step: int | None = None
+    evals_since_best: int = 0
     seconds: float = 0.0  # wall clock, summed over resumes
-    train_seconds: float = 0.0  # of these, spent in training steps that compiled nothing
-    timed_steps: int = 0  # how many these are
-    eval_seconds: float = 0.0  # of these, spent in evaluations, with their saving and pictures
-
-    @property
-    def is_resumed(self) -> bool:
-        """Whether it goes on with a run that has begun."""
-        return bool(self.optimizers)
+    first_step_seconds: float = 0.0  # of these, before the first step
+    train_seconds: float = 0.0  # of these, spent in training steps
+    eval_seconds: float = 0.0  # the latest evaluation, with its saving and pictures
 
     @property
     def chars_per_second(self) -> float:
         """Training speed, without evaluations and saving."""
         chars_per_step = self.config["batch_size"] * self.config["block_size"]
-        return self.timed_steps * chars_per_step / max(self.train_seconds, 1e-9)
+        return self.step * chars_per_step / max(self.train_seconds, 1e-9)
+
+
+def weights_sha256(weights: dict[str, Tensor]) -> str:
+    """The SHA-256 of a state dict."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(weights.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.cpu().flatten().contiguous().view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 def save(checkpoint: Checkpoint, *paths: Path) -> None:
@@ -167,7 +171,7 @@ def restore(
             if torch.is_tensor(old) and (*old.shape[:1], *fresh.shape[:1]) == sizes:
                 weights[name] = torch.cat((old, fresh[len(old) :].cpu()))
         model.load_state_dict(weights)
-        if checkpoint.is_resumed and optimizers:
+        if optimizers:
             if len(optimizers) != (count := len(checkpoint.optimizers)):
                 raise ValueError(f"it has {count} optimizers, the code {len(optimizers)}")
             for optimizer, state in zip(optimizers, checkpoint.optimizers, strict=True):

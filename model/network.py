@@ -51,18 +51,24 @@ class GPTConfig:
         names = network_names()
         if self.network not in names:
             raise UserError(f"network is {self.network!r}. Those in {FOLDER}: {', '.join(names)}.")
-        known = (*COMMON, *network_class(self.network).settings)
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if value != field.default and field.name not in known:
-                raise UserError(
-                    f"{field.name} is {value}, but the network {self.network} has none."
-                )
-        if self.n_embd % (2 * count_heads(self)):
-            raise UserError(
-                f"n_embd is {self.n_embd} and n_head is {self.n_head}. "
-                "n_embd must be a multiple of twice n_head, so that a head's width is even."
-            )
+
+
+def require_consistent(config: GPTConfig) -> None:
+    """Raise UserError if the settings do not fit together."""
+    known = (*COMMON, *network_class(config.network).settings)
+    for field in fields(config):
+        value = getattr(config, field.name)
+        if value != field.default and field.name not in known:
+            raise UserError(f"{field.name} is {value}, but the network {config.network} has none.")
+    if not has_even_heads(config):
+        heads, n_embd = count_heads(config), config.n_embd
+        widths = range(max(2, n_embd - 2 * heads), n_embd + 2 * heads + 1)
+        fitting = [n for n in widths if has_even_heads(replace(config, n_embd=n))]
+        nearest = min(fitting, key=lambda n: abs(n - n_embd))
+        raise UserError(
+            f"n_embd is {n_embd}, which {heads} heads cannot divide into even widths. The nearest "
+            f"that fits is --n_embd {nearest}; or use another --n_head."
+        )
 
 
 def network_names() -> list[str]:
@@ -71,9 +77,13 @@ def network_names() -> list[str]:
 
 
 def count_heads(config: GPTConfig) -> int:
-    """The number of heads: `n_head`, or for 0 at most one for 64 channels, of an even width."""
-    counts = range(config.n_embd // 64, 1, -1)
-    return config.n_head or next((n for n in counts if config.n_embd % (2 * n) == 0), 1)
+    """The number of heads: `n_head`, or for 0 one for 64 channels."""
+    return config.n_head or max(1, config.n_embd // 64)
+
+
+def has_even_heads(config: GPTConfig) -> bool:
+    """Whether each head gets the same, even number of channels."""
+    return config.n_embd % (2 * count_heads(config)) == 0
 
 
 def network_class(name: str) -> type[nn.Module]:

@@ -10,8 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from model.system.errors import UserError
-
 
 @dataclass(frozen=True)
 class OptimConfig:
@@ -35,42 +33,21 @@ class OptimConfig:
         float, "of the matrices in the blocks; with adamw of all matrices", "[0, 1e30]"
     ] = 0.5
     grad_clip: Annotated[float, "clip the gradient norm to this (0: never)", "[0, inf)"] = 1.0
-    teacher_iters: Annotated[
-        int, "steps of a teacher; then a new network learns from the text and from it", "[0, 1e18]"
-    ] = 0
     train_temperature: Annotated[
         float, "softmax temperature in training only; below 1 against overconfidence", "[0.1, 10]"
     ] = 1.0
 
-    def __post_init__(self) -> None:
-        if self.min_lr and not self.lr_decay_iters:
-            raise UserError(f"min_lr is {self.min_lr}. It needs --lr_decay_iters.")
-        if self.teacher_iters >= self.max_iters:
-            raise UserError(
-                f"teacher_iters is {self.teacher_iters}, and max_iters {self.max_iters}. No steps "
-                "are left for the second network. Use a larger --max_iters."
-            )
 
-
-def network_steps(step: int, config: OptimConfig) -> tuple[int, int]:
-    """The first step, and the one after the last, of the network that is trained at `step`."""
-    if step < config.teacher_iters:
-        return 0, config.teacher_iters
-    return config.teacher_iters, config.max_iters
-
-
-def learning_rate(step: int, config: OptimConfig) -> float:
-    """The learning rate at step 0 .. max_iters - 1: a linear warmup, then a decay.
+def learning_rate(step: int, progress: float, config: OptimConfig) -> float:
+    """The learning rate at a step: a linear warmup, then a decay.
 
     It is the smaller of two straight lines: up to the peak during the warmup, and from the peak at
-    step 0 to zero at the end. A cosine decay begins after the warmup (Loshchilov and Hutter 2017,
-    "SGDR"). Of two networks (teacher_iters), each has its own warmup and decay.
+    the start to zero at the end of the run, of which `progress`, from 0 to 1, is done. A cosine
+    decay begins after the warmup (Loshchilov and Hutter 2017, "SGDR").
     """
-    first, end = network_steps(step, config)
-    step, steps = step - first, end - first  # of this network
     warmup = (step + 1) / (config.warmup_iters + 1)
     if not config.lr_decay_iters:
-        return config.learning_rate * min(warmup, 1 - step / steps)
+        return config.learning_rate * min(warmup, 1 - progress)
     if step < config.warmup_iters:
         return config.learning_rate * warmup
     done = (step - config.warmup_iters) / max(1, config.lr_decay_iters - config.warmup_iters)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from model.system.errors import UserError
+from model.system.errors import UserError, print_line
 from model.system.processes import Processes
 
 
@@ -35,7 +35,7 @@ class CompileConfig(DeviceConfig):
 
     compile: Annotated[
         Literal["auto", "on", "off", "True", "False"],
-        "torch.compile; auto: on CUDA, and on a CPU with enough --minutes (6 for 4 blocks)",
+        "torch.compile; auto: on CUDA",
     ] = "auto"
     deterministic: Annotated[
         bool, "refuse operations that do not repeat exactly; --no-deterministic allows them"
@@ -85,9 +85,12 @@ class Machine:
         """Keeps float16 gradients in range; for other dtypes it passes everything through."""
         return torch.amp.GradScaler(self.device.type, enabled=self.dtype == torch.float16)
 
-    def compile(self, network: nn.Module, mode: str) -> Callable[[Tensor], Tensor]:
-        """`network`, compiled if `mode` asks for it. The compiler runs at its first call."""
-        # (`choose_config` may have set auto to on.)
+    def compile(self, network: nn.Module, mode: str, ids_BT: Tensor) -> nn.Module | Callable:
+        """`network`, compiled for inputs like `ids_BT` if `mode` asks for it.
+
+        If the compiler fails, a line on standard error says so, and one process goes on without
+        it. (Several raise: they could not compute the same.)
+        """
         is_wanted = mode in ("on", "True") or (mode == "auto" and self.device.type == "cuda")
         if not is_wanted:
             return network
@@ -99,7 +102,23 @@ class Machine:
             # run that is not compiled. A result of more than ten operations is stored, not
             # computed again where it is used: the angles of a rotation, for example.
             options = {"fallback_random": True, "realize_opcount_threshold": 10}
-        return torch.compile(network, dynamic=False, options=options)
+        compiled = torch.compile(network, dynamic=False, options=options)
+        buffers = {name: x.clone() for name, x in network.named_buffers()}
+        try:  # The first call, and the first backward pass, compile.
+            with self.autocast():
+                logits_BTV = compiled(ids_BT)
+            if logits_BTV.requires_grad:
+                logits_BTV.float().logsumexp(-1).mean().backward()
+        except Exception as error:  # the compiler raises exceptions of many types
+            if self.processes.world_size > 1:
+                print_line("note: --compile off trains without the compiler.", sys.stderr)
+                raise
+            problem = str(error).strip().partition("\n")[0][:200]
+            print_line(f"warning: training without torch.compile: {problem}", sys.stderr)
+            compiled = network
+        network.zero_grad()
+        network.load_state_dict(buffers, strict=False)
+        return compiled
 
 
 def choose_device(name: str) -> torch.device:
@@ -116,9 +135,9 @@ def choose_device(name: str) -> torch.device:
     raise UserError(f"device {name!r} is not on this machine. Use --device auto.")
 
 
-def is_cuda(device_name: str) -> bool:
-    """Whether the device of that name is a CUDA GPU."""
-    return choose_device(device_name).type == "cuda"
+def device_kind(device: torch.device) -> str:
+    """What the recipe knows of a device: cpu, gpu (CUDA), or other."""
+    return {"cpu": "cpu", "cuda": "gpu"}.get(device.type, "other")
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:

@@ -4,6 +4,7 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -11,6 +12,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from model.system.errors import AbortError, UserError, catch_signals
+
+T = TypeVar("T")
 
 
 class Processes:
@@ -53,12 +56,14 @@ class Processes:
 
     def batch_rows(self, batch_size: int, accumulation_steps: int) -> slice:
         """This process's rows of a batch. Raises UserError if it cannot be divided evenly."""
-        rows, rest = divmod(batch_size, self.world_size)
-        if rest or rows % accumulation_steps:
+        parts = self.world_size * accumulation_steps
+        if batch_size % parts:
             raise UserError(
-                f"batch_size is {batch_size}. It must be a multiple of processes x "
-                f"gradient_accumulation_steps ({self.world_size} x {accumulation_steps})."
+                f"batch_size is {batch_size}, which {self.world_size} x {accumulation_steps} "
+                "(processes x gradient_accumulation_steps) does not divide. The nearest that fits "
+                f"is --batch_size {max(1, round(batch_size / parts)) * parts}."
             )
+        rows = batch_size // self.world_size
         return slice(self.rank * rows, (self.rank + 1) * rows)
 
     def wrap(self, model: nn.Module) -> nn.Module:
@@ -73,10 +78,17 @@ class Processes:
         # bucket_cap_mb as by default, but also for the first bucket: a small network needs one
         # exchange, not two. That makes its steps 4 % faster.
         wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True, bucket_cap_mb=25)
-        # To free it before the process group has ended can deadlock, too (see __exit__), so those
-        # of trial runs stay in memory.
+        # To free it before the process group has ended can deadlock, too (see __exit__), so that
+        # of a teacher stays in memory.
         self.kept_alive.append(wrapped)
         return wrapped
+
+    def broadcast(self, value: T) -> T:
+        """The main process's value, on each."""
+        values = [value]
+        if self.world_size > 1:
+            dist.broadcast_object_list(values)
+        return values[0]
 
     def sum(self, value: float) -> float:
         """The sum of all processes' values, the same on each."""
