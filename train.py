@@ -376,6 +376,8 @@ def train_teacher(
     The teacher is an ordinary run, with another seed and its share of the steps or of the time.
     """
     processes, teacher_dir = machine.processes, run_dir / "teacher"
+    if processes.is_main:
+        print_line(f"teacher {teacher_dir} is trained first", sys.stdout)
     with ExitStack() as stack:
         if processes.is_main:
             teacher_dir.mkdir(exist_ok=True)
@@ -457,7 +459,7 @@ def print_header(
     """What is trained, on what, how, and where the results go."""
     model_config, optim_config, run_config = config.model, config.optim, config.run
     chars = optim_config.max_iters * optim_config.batch_size * model_config.block_size
-    limit = f"{run_config.minutes:.3g} minutes or " if run_config.minutes else ""
+    limit = f"{run_config.minutes:.3g} minutes, at most " if run_config.minutes else ""
     print_line(
         f"device  {machine}\n"
         f"corpus  {corpus.describe(model_config.block_size)}\n"

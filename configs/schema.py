@@ -75,7 +75,9 @@ class ConfigParser(argparse.ArgumentParser):
                 raise UserError(f"unexpected argument {word!r}. See --help.")
             raise self.unknown_key(word[2:].partition("=")[0])
         values = vars(parsed)
-        make_groups(self.config_class, values)  # raises if a value is wrong in itself
+        for group_class in get_type_hints(self.config_class).values():
+            if given := {f.name: values[f.name] for f in fields(group_class) if f.name in values}:
+                group_class(**given)  # raises if a value is wrong in itself
         return values
 
     def unknown_key(self, name: str) -> UserError:
@@ -134,7 +136,7 @@ def unicode_text(text: str) -> str:
 def make_groups(config_class: type, values: dict[str, Any]) -> dict[str, Any]:
     """The groups of a config, by name, with these values, all others default.
 
-    Raises UserError if a value is wrong in itself. Other keys are ignored.
+    Keys that the config does not have are ignored.
     """
     groups = {}
     for name, group_class in get_type_hints(config_class).items():
