@@ -67,7 +67,8 @@ def recipe(budget: Budget) -> dict[str, Any]:
     # More computation than that is of no use to a short text.
     max_chars = max(MAX_EPOCHS * budget.train_chars, 250_000)
     max_parameters = max(MAX_PARAMETERS_PER_CHAR * budget.train_chars, MIN_PARAMETERS)
-    flops = max(1.0, min(budget.flops, 6 * max_parameters * max_chars))
+    available_flops = max(budget.flops, 1.0)
+    flops = min(available_flops, 6 * max_parameters * max_chars)
     target = MIN_PARAMETERS * (flops / DEFAULT_FLOPS) ** 0.35
     target = max(target, flops / (6 * max_chars))
     n_layer, n_embd = min(SIZES, key=lambda size: abs(math.log(block_parameters(*size) / target)))
@@ -76,7 +77,7 @@ def recipe(budget: Budget) -> dict[str, Any]:
     batch_size = 64 if budget.device == "gpu" else 16 if many_steps else 8
     chars_per_step = batch_size * BLOCK_SIZE
     max_steps = max_chars / chars_per_step
-    affordable_steps = budget.flops / step_flops(n_layer, n_embd, batch_size)
+    affordable_steps = available_flops / step_flops(n_layer, n_embd, batch_size)
     steps = min(affordable_steps, max_steps)
     epochs = steps * chars_per_step / budget.train_chars
 
@@ -90,9 +91,8 @@ def recipe(budget: Budget) -> dict[str, Any]:
     # As many evaluations as take about a fifteenth of the training time, but 2 to 10.
     eval_chars = min(budget.train_chars / 9, 2**20)
     evaluations = round(0.2 * share * steps * chars_per_step / eval_chars)
-    compile_pays_off = 60 * budget.minutes * steps / affordable_steps > COMPILE_SECONDS * max(
-        1, n_layer / 4
-    )
+    run_seconds = 60 * budget.minutes * steps / affordable_steps
+    is_compiled = budget.device == "cpu" and run_seconds > COMPILE_SECONDS * max(1, n_layer / 4)
     return {
         "block_size": BLOCK_SIZE,
         "n_layer": n_layer,
@@ -106,5 +106,5 @@ def recipe(budget: Budget) -> dict[str, Any]:
         "train_temperature": round(max(0.8, 1 - 0.1 * doublings), 2),
         "dropout": round(min(0.4, 0.13 * doublings), 1),
         "weight_decay": 0.5 if doublings < 1.5 else 1.0,
-        "compile": "on" if budget.device == "cpu" and compile_pays_off else "auto",
+        "compile": "on" if is_compiled else "auto",
     }

@@ -1,5 +1,8 @@
 """Tests of the config: types of keys, flags, presets, their order, and what is refused."""
 
+import argparse
+import contextlib
+import io
 import re
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -7,17 +10,18 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import pytest
 import torch
-from hypothesis import example, given
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import configs
 import sample
 import train
 from configs import training
-from configs.recipe import Budget
+from configs.recipe import Budget, recipe
 from configs.schema import ConfigParser, make_config, to_dict, to_toml
-from configs.training import TrainConfig, load_config, parse_train_command
+from configs.training import TrainConfig, known_values, parse_train_command
 from model import checkpoint
+from model.checkpoint import Checkpoint
 from model.network import GPTConfig
 from model.networks import quill
 from model.system.errors import UserError
@@ -38,7 +42,11 @@ NEW_KEYS = {  # a type, its default, values on the command line and what they me
 
 
 def from_command_line(*argv: str) -> TrainConfig:
-    return load_config(parse_train_command(["--device=cpu", *argv]), {}, Budget())
+    command = parse_train_command(["--device=cpu", *argv])
+    values = known_values(command, {})
+    if command.uses_recipe:
+        values = recipe(Budget()) | values
+    return make_config(training.TrainConfig, values)
 
 
 def add_key(monkeypatch, hint: Any, default: object) -> None:
@@ -79,7 +87,10 @@ def test_a_new_config_key_becomes_a_flag_a_toml_key_and_a_line_of_help(
         hints = get_type_hints(group, include_extras=True)
         for key in fields(group):
             words = " ".join(get_args(hints[key.name])[1:])  # the help and the interval
-            words += "" if key.default in (None, "") else f" (default {key.default})"
+            if key.name in recipe(Budget()):
+                words += f" (by the recipe; {key.default} with a preset)"
+            elif key.default not in (None, ""):
+                words += f" (default {key.default})"
             assert re.search(rf" --{key.name},? \S+ {re.escape(words)}", output), key.name
 
 
@@ -105,7 +116,7 @@ def test_compile_may_be_written_as_in_nanogpt_and_its_result_is_trained_in_the_d
     monkeypatch.setattr(torch, "compile", compile)
     for number, mode in enumerate(modes, start=1):
         assert tiny(f"--max_iters=1 --compile={mode} --dtype=bfloat16") == 0
-        assert calls == [True] * (number * compiles)
+        assert calls == [True] * (2 * number * compiles)  # a trial, and a step
 
 
 train_values = {
@@ -125,13 +136,81 @@ def test_a_config_survives_toml_and_dict(values):
         assert make_config(TrainConfig, saved) == config
 
 
+RECIPE_INPUTS = {"data", "encoding", "val_fraction", "minutes", "device", "init_from"}
+
+
+def valid_values(key: str, hint: Any) -> st.SearchStrategy[str]:
+    """Flags that give `key` a value that is valid in itself."""
+    kind, _, *interval = get_args(hint)
+    if kind is bool:
+        return st.sampled_from([f"--{key}", f"--no-{key}"])
+    if kind in (int, float):
+        low, high = (float(bound) for bound in interval[0][1:-1].split(","))
+        high = min(high, 300)
+        numbers = st.integers(int(low), int(high)) if kind is int else st.floats(low, high)
+        number_of = PARSER._option_string_actions[f"--{key}"].type
+        return numbers.filter(lambda n: _is_valid(number_of, str(n))).map(f"--{key}={{}}".format)
+    texts = {"network": ["gpt", "quill"], "teacher": ["none", "own"], "out_dir": ["a", "b/c"]}
+    return st.sampled_from(texts.get(key) or get_args(kind)).map(f"--{key}={{}}".format)
+
+
+def _is_valid(number_of, text: str) -> bool:
+    with contextlib.suppress(argparse.ArgumentTypeError):
+        number_of(text)
+        return True
+    return False
+
+
+FLAGS = {
+    key: valid_values(key, hint)
+    for group in get_type_hints(TrainConfig).values()
+    for key, hint in get_type_hints(group, include_extras=True).items()
+    if key not in RECIPE_INPUTS
+}
+
+
+def config_of_command(flags: dict[str, str], text: Path) -> dict[str, Any] | None:
+    """The config with which `python train.py FLAGS` would train, or None if it is refused."""
+    configs = []
+
+    def remember(config, *_) -> Checkpoint:
+        configs.append(to_dict(config))
+        return Checkpoint()
+
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stderr(io.StringIO()) as stderr,
+    ):
+        patch.setattr(train, "new_state", remember)
+        patch.setattr(train, "train_teacher", lambda *_: 0.0)
+        patch.setattr(train, "train", lambda *_: None)
+        status = train.main([f"--data={text}", "--device=cpu", *flags.values()])
+    if status == 0:
+        return configs[0]
+    (line,) = stderr.getvalue().splitlines()
+    assert (status, line[:7]) == (2, "error: ")
+    return None
+
+
+@given(flags=st.fixed_dictionaries({}, optional=FLAGS), data=st.data())
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
+def test_a_flag_changes_only_itself(flags, data, text_file):
+    """Or the combination is refused. Inputs of the recipe are excepted."""
+    key = data.draw(st.sampled_from(sorted(FLAGS)))
+    others = {name: flag for name, flag in flags.items() if name != key}
+    before = config_of_command(others, text_file)
+    after = config_of_command({**others, key: data.draw(FLAGS[key])}, text_file)
+    if before and after:
+        assert {name for name in after if after[name] != before[name]} <= {key}
+
+
 def test_flags_override_the_preset_and_the_preset_overrides_defaults():
     Path("p.toml").write_text("data = 'é'\nn_layer = 3\nn_embd = 96", "utf-8-sig")
     config = from_command_line("p.toml", "--n_layer", "5", "--n_head", "6")
     assert (config.model.n_layer, config.model.n_embd) == (5, 96)
     assert config.model.n_head == 6  # does not divide the default n_embd, but the preset's
     assert config.model.block_size == TrainConfig().model.block_size
-    assert config.data.data == str(Path.cwd() / "é")  # a run resumes from any folder
+    assert config.corpus.data == str(Path.cwd() / "é")  # a run resumes from any folder
     assert config.optim.max_iters == TrainConfig().optim.max_iters  # not the recipe's
 
 
@@ -150,9 +229,8 @@ def test_a_preset_holds_only_valid_values_that_differ_from_the_defaults(path):
         ("-n_layer", "", "-n_layer"),
         ("--n_layer", "", "--n_layer"),
         ("--encoding=base64", "", "base64"),
-        ("--teacher_iters=9", "max_iters = 9", "teacher_iters is 9, and max_iters 9"),
-        ("--minutes=2", "", "minutes cannot be combined with p.toml"),
-        ("--seed=1", "minutes = 2", "minutes cannot be combined with p.toml"),
+        ("--minutes=2", "lr_decay_iters = 9", "minutes is 2 and lr_decay_iters 9"),
+        ("--min_lr=1e-4", "", "min_lr is 0.0001"),
         ("--seed=1", "n_layr = 3", "'n_layr'. Did you mean n_layer?"),
         ("--seed=1", "[model]\nn_layer = 3", "'model'"),
         ("--seed=1", "help = true", "'help'"),

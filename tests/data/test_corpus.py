@@ -15,10 +15,10 @@ from data.corpus import Corpus, DataConfig, encode, open_corpus
 from tests.conftest import LINES
 
 
-def numbered_text(length: int, block_size: int = 8, val_fraction: float = 0.1) -> Corpus:
+def numbered_text(length: int, val_fraction: float = 0.1) -> Corpus:
     """A text of different characters in order, so that an id is a position."""
     Path("numbered.txt").write_text("".join(map(chr, range(0x4E00, 0x4E00 + length))), "utf-8")
-    return open_corpus(DataConfig("numbered.txt", val_fraction=val_fraction), block_size)
+    return open_corpus(DataConfig("numbered.txt", val_fraction=val_fraction))
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1), min_size=1))
@@ -42,14 +42,14 @@ def test_ids_are_as_small_as_the_vocabulary_allows(count, dtype):
 
 @pytest.mark.parametrize("known", ["", "zeé", "".join(sorted(set(LINES), reverse=True))])
 def test_a_given_vocabulary_is_extended_by_the_sorted_characters_of_the_text(text_file, known):
-    opened = open_corpus(DataConfig(str(text_file)), 4, known)
+    opened = open_corpus(DataConfig(str(text_file)), known)
     vocab = opened.tokenizer.vocab
     assert vocab == known + "".join(sorted(set(LINES) - set(known)))
     x_BT, y_BT = opened.gather_examples(np.array([0, 5]), len(LINES) - 6)
     assert ["".join(vocab[i] for i in x_T) for x_T in x_BT] == [LINES[:-6], LINES[5:-1]]
     assert ["".join(vocab[i] for i in y_T) for y_T in y_BT] == [LINES[1:-5], LINES[6:]]
     assert opened.train_chars == int(len(LINES) * 0.9)
-    assert open_corpus(DataConfig(str(text_file)), 4, vocab).tokenizer.vocab == vocab
+    assert open_corpus(DataConfig(str(text_file)), vocab).tokenizer.vocab == vocab
 
 
 def test_batches_are_examples_of_the_training_split_up_to_both_ends():
@@ -91,7 +91,7 @@ def test_the_order_of_examples_does_not_depend_on_batch_size_and_rows():
 
 @pytest.mark.parametrize("block_size", [1, 8, 63])
 def test_evaluation_predicts_every_validation_character_but_the_first_once(block_size):
-    opened, targets = numbered_text(640, block_size), []
+    opened, targets = numbered_text(640), []
     for starts_B, T in opened.eval_batches(block_size):
         _, y_BT = opened.gather_examples(starts_B, T)
         targets += y_BT.flatten().tolist()
@@ -107,19 +107,6 @@ def test_a_huge_validation_split_is_evaluated_at_even_distances(monkeypatch):
     assert starts[0] == opened.train_chars
     assert starts[-1] + 16 > 4000 - 1
     assert "evaluated on 80 of them" in opened.describe(8)
-
-
-@pytest.mark.parametrize("count", [20, 10**6])
-def test_a_corpus_with_fewer_validation_characters_has_the_same_training_split(count):
-    opened = numbered_text(640)
-    cut = opened.with_val_chars(count)
-    assert cut.val_chars == min(count, opened.val_chars)
-    assert cut.train_chars == opened.train_chars
-    end = np.array([opened.train_chars + cut.val_chars - 9])
-    for ours, theirs in zip(
-        cut.gather_examples(end, 8), opened.gather_examples(end, 8), strict=True
-    ):
-        assert torch.equal(ours, theirs)
 
 
 def test_a_short_validation_split_says_how_uncertain_its_loss_is():

@@ -5,6 +5,8 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from model import optim
@@ -41,25 +43,23 @@ def copy_matrices(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
 @pytest.mark.parametrize("warmup", [0, 1, 10, 200])
 def test_the_learning_rate_rises_linearly_until_a_line_falls_to_zero_at_the_end(warmup):
     config = OptimConfig(max_iters=100, warmup_iters=warmup, learning_rate=0.5)
-    rates = [optim.learning_rate(step, config) for step in range(101)]
+    rates = [optim.learning_rate(step, step / 100, config) for step in range(101)]
     peak = rates.index(max(rates))
     assert rates[:peak] == pytest.approx([0.5 * (i + 1) / (warmup + 1) for i in range(peak)])
     assert rates[peak + 1 :] == pytest.approx([0.5 * (1 - i / 100) for i in range(peak + 1, 101)])
 
 
-def test_each_of_two_networks_has_a_warmup_and_a_decay_of_its_own():
-    def rates(**settings: int) -> list[float]:
-        config = OptimConfig(warmup_iters=3, **settings)
-        return [optim.learning_rate(step, config) for step in range(config.max_iters)]
-
-    assert rates(max_iters=30, teacher_iters=12) == rates(max_iters=12) + rates(max_iters=18)
+@given(st.integers(20, 1000), st.floats(0, 1))
+def test_after_the_warmup_the_learning_rate_depends_on_progress_alone(step, progress):
+    config = OptimConfig(warmup_iters=19, learning_rate=0.5)
+    assert optim.learning_rate(step, progress, config) == pytest.approx(0.5 * (1 - progress))
 
 
 def test_the_learning_rate_falls_along_half_a_cosine_to_min_lr_and_stays_there():
     config = OptimConfig(
         max_iters=120, warmup_iters=20, learning_rate=0.5, lr_decay_iters=100, min_lr=0.1
     )
-    rates = [optim.learning_rate(step, config) for step in range(120)]
+    rates = [optim.learning_rate(step, step / 120, config) for step in range(120)]
     assert rates[:20] == pytest.approx([0.5 * (i + 1) / 21 for i in range(20)])
     halfway_from_middle = [rate - 0.3 for rate in rates[20:101]]  # steps 20 .. 100
     assert halfway_from_middle == pytest.approx(
