@@ -49,7 +49,6 @@ from model.system.processes import Processes
 
 SAVE_SECONDS = 600  # last.pt is saved at least so often
 SAMPLE_CHARS = 300  # written at the end; a third of them at each evaluation before
-MEASURED_STEPS = 5  # tell how fast this machine is, if there is a time limit
 
 
 @report_errors
@@ -178,18 +177,8 @@ def train(
                 eval_start = time.perf_counter()
                 val_loss = evaluate(model, corpus, machine)
                 require_finite("validation loss", val_loss, step)
-                if step != state.val_step:
-                    state.evals_since_best += 1
-                state.val_loss, state.val_step = val_loss, step
-                is_best = state.best_val_loss is None or val_loss < state.best_val_loss
-                if is_best:
-                    state.best_val_loss, state.best_step = val_loss, step
-                    state.evals_since_best = 0
-                logger.val.add_scalar("loss", val_loss, step)
-                logger.val.add_scalar("loss_best", state.best_val_loss, step)
-                speed = f"{state.chars_per_second:>9,.0f} characters/s"
-                note = "  best so far" if state.best_step == step else ""
-                logger.print(f"step {step:>6}  validation loss {val_loss:.4f} {speed}{note}")
+                is_best = state.record_evaluation(val_loss)
+                log_evaluation(logger, state)
                 save(*(["best.pt"] if is_best else []), "last.pt")
                 if processes.is_main:
                     chars = SAMPLE_CHARS if finished else SAMPLE_CHARS // 3
@@ -311,27 +300,28 @@ def choose_settings(values: dict[str, Any], corpus: Corpus, machine: Machine) ->
 
 
 def measure_speed(machine: Machine, vocab_size: int) -> float:
-    """Floating-point operations per second of the default network, from a few training steps."""
+    """Roughly, the floating-point operations per second of the default network.
+
+    It takes two to ten training steps, and about a second.
+    """
     kind, processes = device_kind(machine.device), machine.processes
-    settings = recipe(Budget(flops=default_flops(kind), device=kind))
-    config = make_config(TrainConfig, settings)
+    config = make_config(TrainConfig, recipe(Budget(flops=default_flops(kind), device=kind)))
     model, optimizers, _ = build(config, machine, vocab_size)
     shape = (config.optim.batch_size, config.model.block_size)
     x_BT = torch.randint(vocab_size, shape, device=machine.device)
-    for step in range(2 + MEASURED_STEPS):
-        if step == 2:  # the first ones take longer
-            machine.synchronize()
-            start_time = time.perf_counter()
+    seconds: list[float] = []
+    while len(seconds) < 2 or (len(seconds) < 10 and sum(seconds) < 1):
+        step_start = time.perf_counter()
         with machine.autocast():
             loss = cross_entropy(model(x_BT), x_BT)
         loss.backward()
         for optimizer in optimizers:
             optimizer.step()
         model.zero_grad()
-    machine.synchronize()
-    seconds = processes.max(time.perf_counter() - start_time)
+        machine.synchronize()
+        seconds.append(time.perf_counter() - step_start)
     flops = step_flops(config.model.n_layer, config.model.n_embd, config.optim.batch_size)
-    return processes.world_size * MEASURED_STEPS * flops / seconds
+    return processes.world_size * flops / processes.max(float(np.median(seconds)))
 
 
 def build(
@@ -588,6 +578,17 @@ def evaluate(model: nn.Module, corpus: Corpus, machine: Machine) -> float:
     model.train()
     total = sum(nats.tolist())  # read at the end: each reading would wait for the device
     return processes.sum(total) / corpus.eval_chars(model.config.block_size)
+
+
+def log_evaluation(logger: Logger, state: Checkpoint) -> None:
+    """The validation loss, as a point of its curve and as a line."""
+    logger.val.add_scalar("loss", state.val_loss, state.step)
+    logger.val.add_scalar("loss_best", state.best_val_loss, state.step)
+    note = "  best so far" if state.best_step == state.step else ""
+    logger.print(
+        f"step {state.step:>6}  validation loss {state.val_loss:.4f} "
+        f"{state.chars_per_second:>9,.0f} characters/s{note}"
+    )
 
 
 def log_sample_and_maps(

@@ -56,6 +56,16 @@ class Checkpoint:
         chars_per_step = self.config["batch_size"] * self.config["block_size"]
         return self.step * chars_per_step / max(self.train_seconds, 1e-9)
 
+    def record_evaluation(self, val_loss: float) -> bool:
+        """Keep the loss of an evaluation at `step`. Returns whether it is the best so far."""
+        is_new = self.step != self.val_step  # a resumed run repeats the last one
+        is_best = self.best_val_loss is None or val_loss < self.best_val_loss
+        self.val_loss, self.val_step = val_loss, self.step
+        self.evals_since_best += is_new
+        if is_best:
+            self.best_val_loss, self.best_step, self.evals_since_best = val_loss, self.step, 0
+        return is_best
+
 
 def weights_sha256(weights: dict[str, Tensor]) -> str:
     """The SHA-256 of a state dict."""
@@ -96,7 +106,9 @@ def load(path: Path | str) -> Checkpoint:
     except (pickle.UnpicklingError, TypeError) as error:
         problem += f": {error}"
     other = {"last.pt": "best.pt", "best.pt": "last.pt"}.get(path.name)
-    if other and os.path.isfile(path.with_name(other)):
+    if path.name == "best.pt" and os.path.isfile(path.parent / "teacher" / "best.pt"):
+        problem += f". Its teacher is in {path.parent / 'teacher'}"
+    elif other and os.path.isfile(path.with_name(other)):
         problem += f". The run's {other} may be intact; name that file"
     raise UserError(f"{path} {problem}.")
 
