@@ -2,6 +2,8 @@
 
 import contextlib
 import io
+import itertools
+import math
 import os
 import re
 import shutil
@@ -26,8 +28,8 @@ from configs.schema import ConfigParser
 from configs.training import TrainConfig
 from data import corpus
 from model import checkpoint
-from tests.conftest import TINY, curve, file_size_limit, torchrun_variables
-from tests.test_train import STEPS, assert_same_run, assert_similar, at_steps, overflow_at
+from tests.conftest import TINY, curve, file_size_limit, summary, torchrun_variables
+from tests.test_train import STEPS, Clock, assert_same_run, assert_similar, at_steps, overflow_at
 
 DISK_ERROR = r"\nerror: \[Errno \d+\] .+\n$"
 
@@ -44,22 +46,24 @@ def assert_intact(run: Path) -> None:
     assert not list(run.glob("*.tmp"))
 
 
-@pytest.mark.parametrize(("network", "save_seconds"), [("gpt", 0), ("quill", 600)])
+@pytest.mark.parametrize(
+    ("network", "save_seconds", "teacher"), [("gpt", 600, "none"), ("quill", 0, "own")]
+)
 def test_a_killed_and_resumed_run_equals_an_uninterrupted_run(
-    tiny, monkeypatch, network, save_seconds
+    tiny, monkeypatch, network, save_seconds, teacher
 ):
     """Killed inside a step and at every write: a copy is what SIGKILL would leave."""
     monkeypatch.setattr(train, "SAVE_SECONDS", save_seconds)
     monkeypatch.setattr(train, "START_TIME", time.perf_counter())
     flags = f"--network={network} --max_iters=8 --eval_interval=4 --log_interval=1 --dropout=0.2"
-    flags += " --gradient_accumulation_steps=2 --out_dir="
-    fsync, write, copies = os.fsync, RecordWriter.write, []
+    flags += f" --gradient_accumulation_steps=2 --teacher={teacher} --out_dir="
+    fsync, write, copies, whole = os.fsync, RecordWriter.write, [], Path("whole")
 
     def copy_run(_=None):
-        copies.append(Path(shutil.copytree("whole", f"killed{len(copies)}")))
+        copies.append(Path(shutil.copytree(whole, f"killed{len(copies)}")))
 
     def copy_run_and_sync(file):
-        if any(Path("whole").glob("*.tmp")):
+        if any(whole.rglob("*.tmp")):
             copy_run()
         fsync(file)
 
@@ -70,50 +74,65 @@ def test_a_killed_and_resumed_run_equals_an_uninterrupted_run(
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", copy_run_and_sync)
         patch.setattr(RecordWriter, "write", write_slowly)
-        at_steps(patch, [6], copy_run)
+        at_steps(patch, [2, 5, 11], copy_run)  # the teacher makes 5 steps
         assert tiny(f"{flags}whole") == 0
-    unfinished = {path.name.split(".")[0] for run in copies for path in run.glob("*.tmp")}
-    assert unfinished == {"config", "last", "best", "summary"}
-    saved = {checkpoint.load(path).step for run in copies for path in run.glob("last.pt")}
-    assert saved == set(range(9) if save_seconds == 0 else (4, 8))
-    for run in copies:
-        (run / f"best.pt.{'0' * 32}.tmp").touch()  # of another process
-        if not (run / "last.pt").exists():  # then it is started again, in a new directory
-            assert tiny(f"{flags}{run}") == 2
-            shutil.rmtree(run)
-            assert tiny(f"{flags}{run}") == 0
-        assert train.main(["--resume", str(run)]) == 0
-        assert_same_run(Path("whole"), run)
-        assert_intact(run)
-        assert [step for step, _ in curve(run, "train")] == list(range(8))
+    runs = [Path(), Path("teacher")] if teacher == "own" else [Path()]
+    for run, steps in zip(runs, (8, 5), strict=False):
+        files = [path for copy in copies for path in (copy / run).glob("*.*")]
+        unfinished = {path.name.split(".")[0] for path in files if path.suffix == ".tmp"}
+        assert unfinished == {"config", "last", "best", "summary"}
+        saved = {checkpoint.load(path).step for path in files if path.name == "last.pt"}
+        assert saved == (set(range(steps + 1)) if save_seconds == 0 else {0, 4, 8})
+    for copy in copies:
+        (copy / f"best.pt.{'0' * 32}.tmp").touch()  # of another process
+        if not (copy / "last.pt").exists():  # then it is started again, in a new directory
+            assert tiny(f"{flags}{copy}") == 2
+            shutil.rmtree(copy)
+            assert tiny(f"{flags}{copy}") == 0
+        assert train.main(["--resume", str(copy)]) == 0
+        for run in runs:
+            assert_same_run(whole / run, copy / run)
+            assert_intact(copy / run)
+        assert [step for step, _ in curve(copy, "train")] == list(range(8))
 
 
 def test_a_signal_saves_and_tells_how_to_resume(tiny, monkeypatch, capsys):
-    """In any step, also the first and the last one."""
-    assert tiny(f"{STEPS} --out_dir=whole") == 0
-    for number, step in ((signal.SIGINT, 12), (signal.SIGTERM, 16), (signal.SIGHUP, 1)):
-
-        def receive(*_, number=number):
-            os.kill(os.getpid(), number)
-
+    """In any step, also the first and the last one, and while the teacher is trained."""
+    flags = f"{STEPS} --teacher=own --out_dir="  # the teacher makes 10 steps
+    assert tiny(f"{flags}whole") == 0
+    for number, step in ((signal.SIGINT, 10 + 12), (signal.SIGTERM, 10 + 16), (signal.SIGHUP, 1)):
+        run, name = Path(number.name), number.name
         with monkeypatch.context() as patch:
-            at_steps(patch, [step - 1], receive)
-            assert tiny(f"{STEPS} --out_dir={number.name}") == 128 + number
-        assert f"train.py --resume {number.name}" in capsys.readouterr().out
-        saved = checkpoint.load(f"{number.name}/last.pt")
-        assert saved.step == step
-        assert train.main(["--resume", number.name]) == 0
-        assert_same_run(Path("whole"), Path(number.name))
+            at_steps(patch, [step - 1], lambda _, number=number: os.kill(os.getpid(), number))
+            capsys.readouterr()
+            assert tiny(f"{flags}{name}") == 128 + number
+        output = capsys.readouterr().out
+        assert f"resume  python train.py --resume {name}\n" in output
+        if step > 10:
+            assert checkpoint.load(run / "last.pt").step == step - 10
+        else:
+            assert checkpoint.load(run / "teacher/last.pt").step == step
+            assert f"sample  python sample.py {name}/teacher --which last\n" in output
+            assert not (run / "best.pt").exists()
+        steps = []  # none is made again
+        with monkeypatch.context() as patch:
+            at_steps(patch, range(99), steps.append)
+            assert train.main(["--resume", name]) == 0
+        assert len(steps) == 26 - step
+        for folder in ("", "teacher"):
+            assert_same_run(Path("whole", folder), run / folder)
 
 
 def test_a_run_directory_in_use_is_refused(tiny, monkeypatch, capsys):
-    def train_again(_):
-        is_saved = Path("run/last.pt").exists()
-        assert (train.main(["--resume", "run"]) if is_saved else tiny("--out_dir=run")) == 2
-        assert "run is being trained by another process" in capsys.readouterr().err
+    """So is its teacher's."""
 
-    at_steps(monkeypatch, [1, 5], train_again)
-    assert tiny("--max_iters=8 --eval_interval=4 --out_dir=run") == 0
+    def train_again(_):
+        for argv in (["--resume=run"], ["--resume=run/teacher"], [*TINY, "--out_dir=run"]):
+            assert train.main(argv) == 2
+            assert "is being trained by another process" in capsys.readouterr().err
+
+    at_steps(monkeypatch, [1], train_again)
+    assert tiny("--max_iters=4 --teacher=own --out_dir=run") == 0
 
 
 def run_process(variables: dict[str, str], flags: str, edit: Callable | None) -> None:
@@ -153,28 +172,30 @@ def end(*processes: Process) -> list[int]:
     return [process.exitcode for process in processes]
 
 
-def wait_for_checkpoint(run: str, *processes: Process) -> None:
-    while not Path(run, "last.pt").exists():
-        assert all(process.is_alive() for process in processes)
-        time.sleep(0.01)
-
-
-def copy_at_each_save(rank: int) -> None:
+def after_each_save(action: Callable[[str, int], None], rank: int) -> None:
+    """Call action(name of the run's folder, step). Only the main process saves."""
     save = checkpoint.save
 
-    def save_and_copy(state, *paths):
+    def save_and_act(state, *paths):
         save(state, *paths)
-        shutil.copytree("whole", f"whole{state.step}", dirs_exist_ok=True)
+        action(paths[0].parent.name, state.step)
 
-    checkpoint.save = save_and_copy
+    checkpoint.save = save_and_act
 
 
-def test_a_killed_run_of_two_processes_resumes_with_two_or_one_like_a_run_that_was_not_killed(
-    train_in_two,
-):
-    """Bit for bit, with one from the same checkpoint on; one and two differ by rounding."""
-    flags = "--max_iters=20 --warmup_iters=1 --eval_interval=5 --teacher_iters=8 --out_dir="
-    assert end(*train_in_two(f"{flags}whole", copy_at_each_save)) == [0, 0]
+def copy_whole(name: str, step: int) -> None:
+    shutil.copytree("whole", f"{name}{step}", dirs_exist_ok=True)
+
+
+def die_after_an_evaluation(name: str, step: int) -> None:
+    if step > 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_resuming_a_killed_run_of_two_processes_is_exact(train_in_two):
+    """Also with one process, from the same checkpoint on. One and two differ by rounding."""
+    flags = "--max_iters=12 --warmup_iters=1 --eval_interval=5 --teacher=own --out_dir="
+    assert end(*train_in_two(f"{flags}whole", partial(after_each_save, copy_whole))) == [0, 0]
     assert "2 processes" in Path("out0").read_text()
     assert Path("out1").read_text() == ""  # only one prints
     assert "arning" not in Path("err0").read_text() + Path("err1").read_text()
@@ -182,67 +203,71 @@ def test_a_killed_run_of_two_processes_resumes_with_two_or_one_like_a_run_that_w
     assert end(*train_in_two("--resume=again")) == [0, 0]
     assert Path("out1").read_text() == ""
     assert_same_run(Path("again"), Path("whole"))
-    main, other = train_in_two(f"{flags}killed")
-    wait_for_checkpoint("killed", main, other)
-    main.kill()
-    assert end(other) == [1]
+    die = partial(after_each_save, die_after_an_evaluation)
+    assert end(*train_in_two(f"{flags}killed", die)) == [-signal.SIGKILL, 1]
     error = Path("err1").read_text()
     assert error.splitlines()[-1].startswith("error: another process of this run has ended")
     assert "Traceback" not in error
-    killed = Path("killed")
-    whole = Path(f"whole{checkpoint.load('killed/last.pt').step}")
     time.sleep(1)  # a new process takes longer to start; event files are ordered by second
-    for run in (killed, whole):
-        assert train.main(["--resume", str(run)]) == 0
-    assert_same_run(killed, whole)
-    assert_similar(killed, Path("whole"))
-    assert_intact(killed)
+    for run in ("killed", "teacher5"):
+        assert train.main(["--resume", run]) == 0
+    for run in ("", "teacher"):
+        assert_same_run(Path("killed", run), Path("teacher5", run))
+        assert_similar(Path("killed", run), Path("whole", run))
+        assert_intact(Path("killed", run))
 
 
-def test_all_processes_stop_when_one_of_them_receives_a_signal(train_in_two):
+def slower_clock(rank: int) -> None:
+    """A step takes a second by the clock of the main process, an hour by that of the other one."""
+    Clock(pytest.MonkeyPatch(), step_seconds=3600 if rank else 1, eval_seconds=2)
+
+
+def test_the_clock_of_the_main_process_counts(train_in_two):
+    flags = "--minutes=1 --max_iters=999 --eval_interval=333 --teacher=own --out_dir=run"
+    assert end(*train_in_two(flags, slower_clock)) == [0, 0]
+    for run, seconds in (("run/teacher", 0.32 * 60), ("run", 60)):
+        assert summary(Path(run))["seconds"] == pytest.approx(seconds, abs=1)
+
+
+def terminate_process_1(rank: int) -> None:
+    if rank == 1:
+        at_steps(pytest.MonkeyPatch(), [7], lambda _: os.kill(os.getpid(), signal.SIGTERM))
+
+
+def test_all_processes_stop_when_one_receives_a_signal(train_in_two):
     """And the main one saves."""
-    processes = train_in_two("--max_iters=100000 --eval_interval=50 --out_dir=run")
-    wait_for_checkpoint("run", *processes)
-    processes[1].terminate()
+    processes = train_in_two("--max_iters=20 --eval_interval=5 --out_dir=run", terminate_process_1)
     assert end(*processes) == [128 + signal.SIGTERM] * 2
-    assert f"stopped at step {checkpoint.load('run/last.pt').step:,} " in Path("out0").read_text()
+    assert "stopped at step 8 " in Path("out0").read_text()
+    assert checkpoint.load("run/last.pt").step == 8
 
 
 def print_seeds(rank: int) -> None:
-    clip = train.clip_grad_norm_
-
-    def print_seed_and_clip(*args):
+    def print_seed(_):
         print("seed", torch.initial_seed(), file=sys.stderr)
-        return clip(*args)
 
-    train.clip_grad_norm_ = print_seed_and_clip
+    at_steps(pytest.MonkeyPatch(), range(6), print_seed)
 
 
-def test_two_processes_draw_different_masks_and_evaluations_change_the_training_of_neither(
-    train_in_two,
-):
-    for interval in ("2", "99"):
-        flags = f"--max_iters=6 --dropout=0.3 --eval_interval={interval} --out_dir={interval}"
-        assert end(*train_in_two(flags, print_seeds)) == [0, 0]
-    assert curve(Path("2"), "train") == curve(Path("99"), "train")
+def test_two_processes_draw_different_masks(train_in_two):
+    assert end(*train_in_two("--max_iters=6 --dropout=0.3 --out_dir=run", print_seeds)) == [0, 0]
     seeds = [re.findall(r"seed \d+", Path(name).read_text()) for name in ("err0", "err1")]
     assert len({*seeds[0], *seeds[1]}) == 2 * 6
 
 
-def break_loss(expression: str, rank: int) -> None:
-    """In process 1, the logits of the fourth training step become `expression`."""
-    training_loss, steps = train.training_loss, iter(range(99))
+def break_loss(rank: int) -> None:
+    """In process 1, at the fourth training step."""
+    training_loss, steps = train.training_loss, itertools.count()
 
-    def broken_loss(logits, *args):
-        return training_loss(eval(expression) if next(steps) == 3 else logits, *args)
+    def broken_loss(*args):
+        return training_loss(*args) * (math.nan if next(steps) == 3 else 1)
 
     if rank == 1:
         train.training_loss = broken_loss
 
 
 def test_all_processes_stop_when_the_loss_of_one_is_not_finite(train_in_two):
-    edit = partial(break_loss, "logits * float('nan')")
-    assert end(*train_in_two("--max_iters=20 --out_dir=run", edit)) == [1, 1]
+    assert end(*train_in_two("--max_iters=20 --out_dir=run", break_loss)) == [1, 1]
     for name in ("err0", "err1"):
         assert "error: the gradient norm is nan at step 3." in Path(name).read_text()
 
@@ -260,9 +285,7 @@ def compile_simply(fails_in: int, rank: int) -> None:
     torch.compile = compile_or_fail
 
 
-def test_compiled_runs_of_two_processes_and_of_one_that_is_not_compiled_are_similar(
-    train_in_two, tiny
-):
+def test_a_compiled_run_of_two_processes_equals_an_eager_run(train_in_two, tiny):
     flags = "--max_iters=8 --warmup_iters=1 --gradient_accumulation_steps=2"
     processes = train_in_two(f"{flags} --compile=on --out_dir=two", partial(compile_simply, -1))
     assert end(*processes) == [0, 0]
@@ -270,7 +293,7 @@ def test_compiled_runs_of_two_processes_and_of_one_that_is_not_compiled_are_simi
     assert_similar(Path("one"), Path("two"))
 
 
-def test_a_compiler_that_fails_in_one_of_two_processes_ends_the_run(train_in_two):
+def test_a_compiler_failing_in_one_process_ends_the_run(train_in_two):
     processes = train_in_two("--max_iters=8 --compile=on --out_dir=run", partial(compile_simply, 1))
     assert end(*processes) == [1, 1]
     assert "--compile off" in Path("err1").read_text()

@@ -42,9 +42,7 @@ def read_page() -> dict:
 
 
 @pytest.mark.parametrize(("prompt", "dtype"), [("KATE:", "float32"), ("-am", "bfloat16")])
-def test_texts_are_the_prompt_and_max_new_tokens_characters_or_end_after_stop(
-    run_sample, prompt, dtype
-):
+def test_texts_have_max_new_tokens_characters_or_end_after_stop(run_sample, prompt, dtype):
     flags = [f"--prompt={prompt}", "--max_new_tokens=60", "--temperature=2", "--num_samples=20"]
     texts = run_sample(*flags, "--dtype", dtype).split(sample.SEPARATOR)
     assert len(set(texts)) == 20
@@ -69,9 +67,7 @@ def test_prompt_is_read_from_a_file_or_standard_input(run_sample, monkeypatch):
         assert run_sample("--prompt_file", "-", *flags) == expected
 
 
-def test_checkpoint_is_the_best_of_the_newest_run_or_the_named_one_and_needs_nothing_else(
-    tiny, text_file, monkeypatch, capsys
-):
+def test_the_newest_run_or_the_named_checkpoint_is_sampled(tiny, text_file, monkeypatch, capsys):
     text_file.write_text("abcd" * 60)  # without a newline, with which a text begins otherwise
     losses = iter([1.0, 2.0])
     monkeypatch.setattr(train, "evaluate", lambda *args: next(losses))
@@ -81,6 +77,7 @@ def test_checkpoint_is_the_best_of_the_newest_run_or_the_named_one_and_needs_not
     shutil.copy("runs/new/last.pt", "alone.pt")
     for path in Path("runs/old").glob("*.pt"):
         os.utime(path, (1, 1))
+    shutil.copytree("runs/old", "runs/newer/teacher", copy_function=shutil.copy)  # never taken
     for argv, expected in (
         ([], "runs/new/best.pt, step 10,"),
         (["--which", "last"], "runs/new/last.pt, step 20,"),
@@ -127,7 +124,7 @@ def test_an_old_attention_page_is_kept_if_none_can_be_written(monkeypatch, capsy
     assert read_page()["chars"]
 
 
-def test_interactive_continues_each_line_and_ctrl_c_ends_a_text_or_the_program(
+def test_interactive_continues_lines_and_ctrl_c_ends_a_text(
     run_dir, run_sample, capsys, monkeypatch
 ):
     stream, texts = sample.stream, iter(range(9))
@@ -150,7 +147,7 @@ def test_interactive_continues_each_line_and_ctrl_c_ends_a_text_or_the_program(
     assert second != last
 
 
-def test_output_is_utf_8_whatever_the_terminal_and_the_corpus_are(tiny, text_file, monkeypatch):
+def test_output_is_utf_8_whatever_terminal_and_corpus_are(tiny, text_file, monkeypatch):
     text, output = "中文小说，月光如水。Käthe😀\r\n" * 40, io.BytesIO()
     text_file.write_bytes(text.encode("utf-16"))
     Path("prompt.txt").write_bytes("月光\r\n".encode("utf-16"))

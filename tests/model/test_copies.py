@@ -41,11 +41,7 @@ IMPORT = "from model.attention import Cache, attend"
 COPIES = {
     "quill": ("quill", {}, True),
     "gpt": ("gpt", {}, True),
-    "quill with GELU": (
-        "quill",
-        {RELU2: "F.gelu(self.fc(x_BTC))"},
-        True,
-    ),
+    "quill with GELU": ("quill", {RELU2: "F.gelu(self.fc(x_BTC))"}, True),
     "quill with a gate": (
         "quill",
         {
