@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import train
+from configs import prepare, report
 from configs.recipe import Budget, recipe, step_flops
 from data.corpus import DataConfig, open_corpus
 from model import checkpoint
@@ -96,7 +97,7 @@ class Clock:
         monkeypatch.setattr(train, "START_TIME", 0.0)
         monkeypatch.setattr(train.time, "perf_counter", lambda: self.now)
         monkeypatch.setattr(train, "evaluate", evaluate_slowly)
-        monkeypatch.setattr(train, "measure_speed", lambda *_: 1e12)
+        monkeypatch.setattr(prepare, "measure_speed", lambda *_: 1e12)
         at_steps(monkeypatch, range(10**6), pass_time)
 
 
@@ -107,14 +108,14 @@ def use_scaler(monkeypatch) -> None:
 
 def overflow_at(monkeypatch, steps) -> None:
     """Make the gradient of one matrix, so of a single optimizer, infinite in these steps."""
-    make_optimizers, count = train.make_optimizers, itertools.count()
+    make_optimizers, count = prepare.make_optimizers, itertools.count()
 
     def make_with_overflow(model, *args, **kwargs):
         weight = model.blocks[0].mlp_1.fc.weight
         weight.register_hook(lambda grad: grad * math.inf if next(count) in steps else grad)
         return make_optimizers(model, *args, **kwargs)
 
-    monkeypatch.setattr(train, "make_optimizers", make_with_overflow)
+    monkeypatch.setattr(prepare, "make_optimizers", make_with_overflow)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +138,7 @@ def test_training_equals_a_plain_loop(
     def make_sgd(model, *_, **__):
         return [torch.optim.SGD(model.named_parameters(), lr=0.0, momentum=0.5)]
 
-    monkeypatch.setattr(train, "make_optimizers", make_sgd)
+    monkeypatch.setattr(prepare, "make_optimizers", make_sgd)
     if scaled:
         use_scaler(monkeypatch)
     flags = "--max_iters=5 --warmup_iters=1 --learning_rate=2 --log_interval=1 --dtype=float32"
@@ -249,7 +250,7 @@ def test_trying_the_compiler_changes_nothing_but_a_warning(tiny, monkeypatch, ca
         return model
 
     monkeypatch.setattr(torch, "compile", compile)
-    monkeypatch.setattr(train, "make_network", make_counting_network)
+    monkeypatch.setattr(prepare, "make_network", make_counting_network)
     flags = "--max_iters=4 --dropout=0.2 --gradient_accumulation_steps=2 --log_interval=1"
     assert tiny(f"{flags} --compile=on --out_dir=tried") == 0
     warning = "warning: training without torch.compile: no C++ compiler\n"
@@ -334,7 +335,7 @@ def test_a_training_step_stays_on_the_device_of_the_model(T):
     logits_BTV = model(ids_BT)
     train.training_loss(logits_BTV, ids_BT, 0.9, logits_BTV.detach()).backward()
     train.clip_grad_norm_(model.parameters(), 1.0)
-    muon, _ = train.make_optimizers(model, OptimConfig(), muon_dtype=torch.bfloat16)
+    muon, _ = prepare.make_optimizers(model, OptimConfig(), muon_dtype=torch.bfloat16)
     muon.step()
 
 
@@ -403,7 +404,7 @@ def test_what_a_run_directory_holds(tiny, text_file, capsys):
 def test_the_output_describes_the_run_and_shows_samples(out, err, tiny, monkeypatch, capsys):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: out)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: err)
-    monkeypatch.setattr(train, "stream", lambda *_: [(0, "sampled\n"), (0, "\x1b[31mtext")])
+    monkeypatch.setattr(report, "stream", lambda *_: [(0, "sampled\n"), (0, "\x1b[31mtext")])
     assert tiny("--max_iters=6 --eval_interval=3 --out_dir=run") == 0
     output = capsys.readouterr()
     for words in ("device  cpu", "corpus  ", "model   quill, 2 blocks", "parameters", "best    "):
@@ -618,18 +619,18 @@ def test_without_minutes_nothing_depends_on_the_clock(tiny, monkeypatch):
 
 
 def test_the_recipe_gets_the_measured_speed_and_the_time_left(text_file, monkeypatch):
-    clock, budgets, cross_entropy = [100.0], [], train.cross_entropy
+    clock, budgets, cross_entropy = [100.0], [], F.cross_entropy
 
     def take_half_a_second(*args):
         clock[0] += 0.5
         return cross_entropy(*args)
 
-    monkeypatch.setattr(train, "START_TIME", 0.0)
-    monkeypatch.setattr(train.time, "perf_counter", lambda: clock[0])
-    monkeypatch.setattr(train, "cross_entropy", take_half_a_second)
+    monkeypatch.setattr(prepare.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(F, "cross_entropy", take_half_a_second)
     corpus = open_corpus(DataConfig(data=str(text_file)))
-    monkeypatch.setattr(train, "recipe", lambda budget: budgets.append(budget) or recipe(budget))
-    train.choose_settings({"minutes": 10.0}, corpus, Machine(torch.device("cpu"), torch.float32))
+    monkeypatch.setattr(prepare, "recipe", lambda budget: budgets.append(budget) or recipe(budget))
+    machine = Machine(torch.device("cpu"), torch.float32)
+    prepare.choose_settings({"minutes": 10.0}, corpus, machine, start_time=0.0)
     flops = step_flops(2, 128, batch_size=8) / 0.5 * (60 * 10 - clock[0])
     assert budgets[-1] == Budget(corpus.train_chars, flops, minutes=10.0)
 

@@ -117,7 +117,9 @@ class Machine:
             print_line(f"warning: training without torch.compile: {problem}", sys.stderr)
             compiled = network
         network.zero_grad()
-        network.load_state_dict(buffers, strict=False)
+        with torch.no_grad():
+            for name, buffer in network.named_buffers():
+                buffer.copy_(buffers[name])
         return compiled
 
 
