@@ -5,7 +5,6 @@
 
 from pathlib import Path
 
-from model.optim import OptimConfig
 from tests.benchmarks.peer import CPU_COMMAND, arguments, machine, nanogpt, quill
 
 
@@ -17,11 +16,12 @@ def main() -> None:
         f"{'nanoGPT wall':>12} {'loss':>7} | lower by"
     )
     for text in map(Path, args.texts):
-        steps, max_wall = OptimConfig().max_iters, float("inf")
+        max_wall = float("inf")
         if args.nanogpt:
             theirs = nanogpt(args.nanogpt, text, *CPU_COMMAND)
             max_wall = theirs.wall
         ours = quill("--data", text.absolute())
+        steps = ours.summary["iters"]
         while ours.wall > max_wall:
             # About 8 seconds are for starting and evaluating.
             steps = int(steps * min(0.97, (max_wall - 8) / (ours.wall - 8)))

@@ -36,7 +36,7 @@ def whole_split_loss(folder: Path) -> float:
     saved = load_nanogpt(folder / "out-shakespeare-char/ckpt.pt", data / "meta.pkl")
     model = make_network(make_config(train.TrainConfig, saved.config).model, len(saved.vocab))
     checkpoint.restore(saved, model)
-    corpus = open_corpus(DataConfig(), model.config.block_size, saved.vocab)
+    corpus = open_corpus(DataConfig(), saved.vocab)
     return train.evaluate(model, corpus, sampling_machine(DeviceConfig("cpu")))
 
 

@@ -98,7 +98,10 @@ def nanogpt(
 
 
 def _run(command: list[str], folder: Path, loss_pattern: str, cache: str) -> Outcome:
-    """Run the command; each printed line that matches becomes a point of the curve."""
+    """Run the command; each printed line that matches becomes a point of the curve.
+
+    If Quill trains a teacher first, the curve is that of the run itself.
+    """
     outcome = Outcome()
     environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": cache, "PYTHONUNBUFFERED": "1"}
     start_time = time.perf_counter()
@@ -112,6 +115,8 @@ def _run(command: list[str], folder: Path, loss_pattern: str, cache: str) -> Out
     )
     for line in process.stdout:
         outcome.output += line
+        if line.startswith("device  "):  # the header of a run, or of its teacher
+            outcome.curve.clear()
         if match := re.search(loss_pattern, line):
             outcome.curve.append((time.perf_counter() - start_time, float(match[1])))
     if process.wait():

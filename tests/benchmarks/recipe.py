@@ -1,17 +1,17 @@
 """--minutes against random settings at equal time: python -m tests.benchmarks.recipe run FILE.jsonl
 
 Each run is `python train.py --minutes M` on a text, with nothing else said ("dial"), with random
-settings, or with those of a fixed recipe. On a short text the dial ends early; the others use all
-the time. The loss is that of the text's last tenth. `run` makes the runs that FILE does not have
-yet; `table FILE.jsonl` prints them, `chart FILE.jsonl` draws the dial's loss against the minutes as
-docs/minutes.svg. --texts FILE ...: the texts; --minutes M ...: the times; --settings NAME ...:
-dial, default, long, or how many random ones.
+settings, or with those of a fixed recipe. On a short text the dial ends early, at the max_iters of
+the recipe; the others use all the time. The loss is that of the text's last tenth. `run` makes the
+runs that FILE does not have yet; `table FILE.jsonl` prints them, `chart FILE.jsonl` draws the
+dial's loss against the minutes as docs/minutes.svg. --texts FILE ...: the texts; --minutes M ...:
+the times; --settings NAME ...: dial, default, long, or how many random ones.
 
-A run other than the dial is stopped early once it cannot win: after two fifths of the steps of its
-last network, if its loss is 0.15 above the dial's at that part of the run, or 0.15 above its own
-best (overfitting); after one fifth, if it is 0.3 above, or if the loss would have to fall by more
-than 0.02 + 0.5 times the part of the steps that is left to reach the dial's best. (In the first 182
-evaluations of complete runs, after that fifth, it fell by less.)
+A run other than the dial is stopped early once it cannot win. Of its time, or of that after its
+teacher: after two fifths, if its loss is 0.15 above the dial's at that part of the dial's run, or
+0.15 above its own best (overfitting); after one fifth, if it is 0.3 above, or if the loss would
+have to fall by more than 0.02 + 0.5 times the part that is left to reach the dial's best. (In the
+first 182 evaluations of complete runs, after that fifth, it fell by less.)
 """
 
 import argparse
@@ -22,6 +22,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 import tomllib
 from pathlib import Path
 
@@ -44,7 +45,7 @@ FIXED = {  # what `python train.py` and the preset for 15 minutes were before th
         "weight_decay": 0.5,
         "train_temperature": 1.0,
         "compile": "auto",
-        "teacher": False,
+        "teacher": "none",
     },
     "long": {
         "n_layer": 4,
@@ -56,9 +57,11 @@ FIXED = {  # what `python train.py` and the preset for 15 minutes were before th
         "weight_decay": 0.5,
         "train_temperature": 0.9,
         "compile": "on",
-        "teacher": True,
+        "teacher": "own",
     },
 }
+# So many steps that the time ends the run, and ten evaluations.
+ALL_THE_TIME = {"max_iters": 10**9, "eval_interval": 10**8}
 MARGIN = 0.15
 NAMES = {  # of the texts, in the chart; the first characters of each (docs/experiments.md)
     "br30k": "Portuguese, 30,000 characters",
@@ -83,60 +86,62 @@ def random_settings(text: str, minutes: float, number: int) -> dict[str, object]
         "dropout": rng.choice((0.0, 0.1, 0.2, 0.3, 0.4, 0.5)),
         "weight_decay": rng.choice((0.1, 0.3, 1.0, 3.0)),
         "train_temperature": rng.choice((1.0, 0.9, 0.8, 0.7)),
-        "teacher": rng.choice((True, False)),
+        "teacher": rng.choice(("own", "none")),
     }
 
 
 def train(text: Path, minutes: float, settings: dict[str, object], seed: int, dial: list) -> dict:
-    """Run train.py. Returns settings, losses, the curve as (part of the run, loss), seconds."""
-    flags = [f"--{key}={value}" for key, value in settings.items() if key != "teacher"]
-    code = "import sys, train, configs.recipe as recipe\n"
-    if settings:
-        code += f"recipe.TEACHER_EPOCHS = {0 if settings['teacher'] else 1e99}\n"
-        code += "recipe.max_chars = lambda budget: 10**18\n"
-    code += "sys.exit(train.main(sys.argv[1:]))"
+    """Run train.py. Returns settings, losses, the curve as (part of the run, loss), seconds.
+
+    `dial` is the curve of the dial's run. The curve begins with that of the teacher.
+    """
+    flags = settings | ALL_THE_TIME if settings else {}
+    flags |= {"data": text, "minutes": minutes, "seed": seed}
+    curve, own, output, stopped = [], [], "", False
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder, "run")
-        flags += [f"--data={text}", f"--minutes={minutes}", f"--seed={seed}", f"--out_dir={run}"]
-        command = [sys.executable, "-c", code, *map(str, flags)]
+        command = [sys.executable, "train.py", f"--out_dir={run}"]
+        command += [f"--{key}={value}" for key, value in flags.items()]
+        start_time = time.perf_counter()
         process = subprocess.Popen(
-            command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
-        curve, errors, config, stopped = [], "", {}, False
-        for line in process.stderr:
-            errors += line
-            if not (match := re.search(r"step +(\d+)  validation loss ([\d.]+)", line)):
+        for line in process.stdout:
+            output += line
+            part = (time.perf_counter() - start_time) / (60 * minutes)
+            if line.startswith("run     "):  # in the header of the run, or of its teacher
+                first, own, is_teacher = part, [], line.endswith("/teacher\n")
+            if not (match := re.search(r"step +\d+  validation loss ([\d.]+)", line)):
                 continue
-            config = config or read_config(run)
-            part, loss = int(match[1]) / config["max_iters"], float(match[2])
+            loss = float(match[1])
             curve.append((round(part, 3), loss))
-            first = config["teacher_iters"] / config["max_iters"]
-            own = [other for at, other in curve if (at > first) == (part > first)]
+            own.append(loss)
+            share = (part - first) / max(1 - first, 1e-9)
             theirs = [other for at, other in dial if at <= part + 0.02]
-            excess = loss - min([min(own), *theirs[-1:]])
-            share = (part - first) / (1 - first)  # of the second network's steps
+            excess = loss - min([*own, *theirs[-1:]])
             best = min((other for _, other in dial), default=math.inf)
             hopeless = excess > (MARGIN if share > 0.4 else 2 * MARGIN)
             hopeless |= loss - best > 0.02 + 0.5 * (1 - share)
-            if dial and 0.2 < share < 1 and hopeless:
+            if dial and 0.2 < share < 0.98 and hopeless and not is_teacher:
                 process.kill()
                 stopped = True
                 break
         process.wait()
-        result = {"settings": settings, "config": config, "curve": curve, "stopped": stopped}
-        if not stopped:
-            if process.returncode:
-                return result | {"error": errors[-300:]}
-            summary = json.loads((run / "summary.json").read_text())
-            result |= {key: summary[key] for key in ("val_loss", "best_val_loss", "seconds")}
-        else:
-            result["best_val_loss"] = min(own)
-        return result
+        if process.returncode and not stopped:
+            return {"settings": settings, "error": output[-300:]}
+        result = {"settings": settings, "config": read_config(run), "stopped": stopped}
+        if stopped:
+            return result | {"curve": curve, "best_val_loss": min(own)}
+        if not settings:  # it may end early
+            curve = [(round(part / curve[-1][0], 3), loss) for part, loss in curve]
+        summary = json.loads((run / "summary.json").read_text())
+        losses = {key: summary[key] for key in ("val_loss", "best_val_loss", "seconds", "iters")}
+        return result | {"curve": curve} | losses
 
 
 def read_config(run: Path) -> dict[str, object]:
     """What was chosen."""
-    keys = ("n_layer", "n_head", "n_embd", "batch_size", "max_iters", "teacher_iters", "dropout")
+    keys = ("n_layer", "n_head", "n_embd", "batch_size", "max_iters", "teacher", "dropout")
     keys += ("weight_decay", "learning_rate", "train_temperature", "compile", "eval_interval")
     values = tomllib.loads((run / "config.toml").read_text())
     return {key: values[key] for key in keys}

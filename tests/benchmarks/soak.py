@@ -13,12 +13,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 from statistics import median_high
+from typing import TextIO
 
 import numpy as np
 
 import train
+from configs.recipe import TEACHER_STEPS
 from model import checkpoint
 from model.network import FOLDER
 from model.system.errors import UserError
@@ -29,7 +32,9 @@ from tests.test_guarantees import fuzz as run_random_inputs
 from tests.test_train import assert_same_run
 
 TINY_RUN = ["--data=text.txt", *TINY]
-LONG = ["--max_iters=800", "--eval_interval=3", "--log_interval=1", "--dropout=0.1"]
+MAX_ITERS, EVAL_INTERVAL = 800, 3  # a teacher of its own makes TEACHER_STEPS * MAX_ITERS steps
+LONG = [f"--max_iters={MAX_ITERS}", f"--eval_interval={EVAL_INTERVAL}", "--log_interval=1"]
+LONG += ["--dropout=0.1"]
 
 # train.py with slower disk writes, so that kills fall inside them on any machine.
 SLOW_DISK = """
@@ -42,12 +47,15 @@ sys.exit(train.main())
 """
 
 
-def kill_and_resume(run: Path, flags: list[str], kills: int, rng: random.Random) -> tuple[int, int]:
-    """Train to the end, killed that many times; returns the kills, and those that hit a save.
+def kill_and_resume(
+    run: Path, flags: list[str], targets: list[str], rng: random.Random
+) -> Counter[str]:
+    """Train to the end, killed once for each target; returns how many kills hit what.
 
-    Each kill comes at a random moment; every other one waits for the start of a save.
+    The targets are "teacher", "between" it and the run itself, and "run", in this order. Each kill
+    comes at a random moment; every other one of a teacher or run waits for the start of a save.
     """
-    done = hits = 0
+    done, hits = 0, Counter()
     while True:
         start_time, exists = time.time(), (run / "last.pt").exists()
         if not exists:  # a new run needs a new directory
@@ -57,48 +65,91 @@ def kill_and_resume(run: Path, flags: list[str], kills: int, rng: random.Random)
             [sys.executable, "-c", SLOW_DISK, *argv],
             env=os.environ | {"PYTHONPATH": str(ROOT)},
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             text=True,
         ) as process:
-            if done < kills:
-                process.stdout.readline()  # training is about to begin
-                time.sleep(rng.uniform(0, 0.8))
-                while done % 2 and not is_saving(run, start_time) and process.poll() is None:
+            output = ""
+            if done < len(targets):
+                target = targets[done]
+                count = rng.randrange(max_evaluations(target, targets.count(target)))
+                output = read_until(process.stdout, target, count)
+                time.sleep(rng.uniform(0, 0.02 if target == "between" else 0.05))
+                waits = target != "between" and done % 2
+                while waits and not is_saving(run, start_time) and process.poll() is None:
                     pass
                 process.kill()
-            stderr = process.communicate()[1]
+            output += process.communicate()[0]
         if process.returncode == 0:
-            return done, hits
-        assert process.returncode == -signal.SIGKILL, stderr
+            return hits
+        assert process.returncode == -signal.SIGKILL, output
         done += 1
-        hits += is_saving(run, start_time)
+        hits["a save"] += is_saving(run, start_time)
+        hits[place(output)] += 1
+
+
+def max_evaluations(target: str, kills: int) -> int:
+    """So few before each of these kills that the last one finds the teacher, or run, unfinished."""
+    steps = MAX_ITERS * (TEACHER_STEPS if target == "teacher" else 1)
+    return max(1, int(steps / EVAL_INTERVAL / kills / 1.5))
+
+
+def read_until(lines: TextIO, target: str, count: int) -> str:
+    """Read until so many evaluations of the target, or until the end of the teacher."""
+    output, seen = "", 0
+    for line in lines:
+        output += line
+        if target == "between":
+            if place(output) == target:
+                break
+        elif place(output) == target:
+            seen += line.startswith(("run ", "step "))  # the header, then evaluations
+            if seen > count:
+                break
+    return output
+
+
+def place(output: str) -> str:
+    """Where training has come, by what it has printed."""
+    if "is trained first\n" not in output or output.count("\nrun     ") == 2:
+        return "run"
+    return "between" if "\nbest    " in output else "teacher"
 
 
 def is_saving(run: Path, start_time: float) -> bool:
     """Whether part of a checkpoint has been written since that time."""
     with contextlib.suppress(FileNotFoundError):  # it has just been completed
-        return any(path.stat().st_mtime > start_time for path in run.glob("*.pt.*.tmp"))
+        return any(path.stat().st_mtime > start_time for path in run.rglob("*.pt.*.tmp"))
     return False
 
 
 def kills(count: int) -> str:
     """Runs of up to 20 kills each, every one compared with an uninterrupted run.
 
-    The networks in model/networks/ take turns.
+    The networks in model/networks/ take turns, first with a teacher of its own, then without one.
+    With a teacher, half of the kills hit it, or the time between it and the run itself.
     """
     rng, networks = random.Random(0), sorted(path.stem for path in FOLDER.glob("[!_]*.py"))
-    done = hits = runs = 0
+    hits, done, runs = Counter(), 0, 0
     while done < count:
         network = networks[runs % len(networks)]
-        flags = [*TINY_RUN, *LONG, f"--network={network}"]
-        whole, run = Path(network), Path(f"killed{runs}")
+        teacher = ("own", "none")[runs // len(networks) % 2]
+        flags = [*TINY_RUN, *LONG, f"--network={network}", f"--teacher={teacher}"]
+        whole, run = Path(f"{network}-{teacher}"), Path(f"killed{runs}")
         if not whole.exists():
-            assert train.main([*flags, "--out_dir", network]) == 0
-        new = kill_and_resume(run, flags, min(20, count - done), rng)
-        assert_same_run(whole, run)
-        assert_intact(run)
-        done, hits, runs = done + new[0], hits + new[1], runs + 1
-    return f"{hits} inside a save; all {runs} runs equal the uninterrupted run to the last bit"
+            assert train.main([*flags, "--out_dir", str(whole)]) == 0
+        number = min(20, count - done)
+        early = ["teacher"] * (number // 3) + ["between"] * (number // 2 - number // 3)
+        targets = early * (teacher == "own")
+        targets += ["run"] * (number - len(targets))
+        hits += kill_and_resume(run, flags, targets, rng)
+        for part in (".", "teacher") if teacher == "own" else (".",):
+            assert_same_run(whole / part, run / part)
+            assert_intact(run / part)
+        done, runs = done + number, runs + 1
+    counts = ", ".join(
+        f"{hits[name]} in {name}" for name in ("teacher", "between", "run", "a save")
+    )
+    return f"{counts}; all {runs} runs equal the uninterrupted run to the last bit"
 
 
 def flips(count: int) -> str:
