@@ -3,9 +3,8 @@
 Each run is `python train.py --minutes M` on a text, with nothing else said ("dial"), with random
 settings, or with those of a fixed recipe. On a short text the dial ends early, at the max_iters of
 the recipe; the others use all the time. The loss is that of the text's last tenth. `run` makes the
-runs that FILE does not have yet; `table FILE.jsonl` prints them, `chart FILE.jsonl` draws the
-dial's loss against the minutes as docs/minutes.svg. --texts FILE ...: the texts; --minutes M ...:
-the times; --settings NAME ...: dial, default, long, or how many random ones.
+runs that FILE does not have yet; `table FILE.jsonl` prints them. --texts FILE ...: the texts;
+--minutes M ...: the times; --settings NAME ...: dial, default, long, or how many random ones.
 
 A run other than the dial is stopped early once it cannot win. Of its time, or of that after its
 teacher: after two fifths, if its loss is 0.15 above the dial's at that part of the dial's run, or
@@ -26,7 +25,6 @@ import time
 import tomllib
 from pathlib import Path
 
-from tests.benchmarks.chart import draw_svg
 from tests.benchmarks.peer import ROOT, machine
 
 SIZES = {  # blocks, heads, channels; for 1, 5 and 15 minutes
@@ -63,14 +61,6 @@ FIXED = {  # what `python train.py` and the preset for 15 minutes were before th
 # So many steps that the time ends the run, and ten evaluations.
 ALL_THE_TIME = {"max_iters": 10**9, "eval_interval": 10**8}
 MARGIN = 0.15
-NAMES = {  # of the texts, in the chart; the first characters of each (docs/experiments.md)
-    "br30k": "Portuguese, 30,000 characters",
-    "it100k": "Italian, 100,000",
-    "ru300k": "Russian, 300,000",
-    "shakespeare": "Shakespeare, 1,003,854",
-    "de4m": "German manuals, 4,000,000",
-    "py50m": "Python, 50,000,000",
-}
 
 
 def random_settings(text: str, minutes: float, number: int) -> dict[str, object]:
@@ -149,7 +139,7 @@ def read_config(run: Path) -> dict[str, object]:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("action", choices=("run", "table", "chart"))
+    parser.add_argument("action", choices=("run", "table"))
     parser.add_argument("file", type=Path)
     parser.add_argument("--texts", type=Path, nargs="*", default=[])
     parser.add_argument("--minutes", type=float, nargs="*", default=[1.0])
@@ -162,9 +152,6 @@ def main() -> None:
         rows = [row for row in rows if row["seed"] == args.seed]
     if args.action == "table":
         print_table(rows)
-        return
-    if args.action == "chart":
-        draw_chart(rows)
         return
     print(machine())
     names = [name for name in args.settings if not name.isdecimal()]
@@ -208,16 +195,6 @@ def print_table(rows: list[dict]) -> None:
             f"{best.get('best_val_loss', math.nan):.4f} of {len(tried)} | {best.get('settings')} | "
             f"{distance:+.4f} | {fixed[0]:.4f} | {fixed[1]:.4f} |"
         )
-
-
-def draw_chart(rows: list[dict]) -> None:
-    """The best loss of the dial's runs, a curve for each text."""
-    curves = {}
-    for row in sorted(rows, key=lambda row: (list(NAMES).index(row["text"]), row["minutes"])):
-        if row["name"] == "dial":
-            curves.setdefault(NAMES[row["text"]], []).append((row["minutes"], row["best_val_loss"]))
-    path = ROOT / "docs" / "minutes.svg"
-    draw_svg(path, "minutes", "Validation loss of --minutes, by text", curves)
 
 
 if __name__ == "__main__":
