@@ -21,6 +21,7 @@ from configs.report import (
     log_evaluation,
     log_sample_and_maps,
     print_header,
+    print_new_characters,
     print_result,
     summarize,
 )
@@ -52,8 +53,8 @@ def main(argv: list[str]) -> None:
     """The command line: start a run, or resume one."""
     command = parse_train_command(argv)
     with Processes() as processes, ExitStack() as stack:
-        saved, run_dir = open_run(command, processes, stack)
-        values = known_values(command, saved.config)
+        state, run_dir = open_run(command, processes, stack)
+        values = known_values(command, state.config)
         groups = make_groups(TrainConfig, values)
         machine = training_machine(groups["system"], processes)
         with out_of_memory_hint(
@@ -61,23 +62,23 @@ def main(argv: list[str]) -> None:
             "--batch_size, --block_size, --n_layer or --n_embd."
         ):
             with processes.main_first():  # it may download the text
-                corpus = open_corpus(groups["corpus"], saved.vocab)
+                corpus = open_corpus(groups["corpus"], state.vocab)
+            corpus.require_length(groups["model"].block_size)
             if command.uses_recipe:
                 values = choose_settings(values, corpus, machine, START_TIME) | values
             config = make_config(TrainConfig, values | {"out_dir": None})
-            corpus.require_length(config.model.block_size)
             if command.resume is None:
-                state = new_state(config, corpus, machine, run_dir, saved)
-            elif saved.data_sha256 == corpus.sha256:
-                state = saved
-            else:
+                if state.vocab and processes.is_main:
+                    print_new_characters(corpus.tokenizer.vocab[len(state.vocab) :], config)
+                state = new_state(config, corpus, machine, run_dir, state)
+            elif state.data_sha256 != corpus.sha256:
                 raise UserError(
                     f"{corpus.name} is not the text of this run. "
                     f"For another text, start a new run with --init_from {command.resume}."
                 )
             clock_start = START_TIME - state.seconds
             if config.run.teacher == "own" and state.step == 0:
-                clock_start = train_teacher(config, corpus, machine, run_dir, clock_start)
+                clock_start = train_teacher(config, corpus, machine, run_dir, state, clock_start)
             train(config, corpus, machine, run_dir, state, clock_start)
 
 
@@ -105,21 +106,21 @@ def train(
     vocab = corpus.tokenizer.vocab
 
     model, optimizers, scaler = build(config, machine, len(vocab))
-    checkpoint.restore(state, model, optimizers, scaler)
     teacher, teacher_sha256 = load_teacher(config, corpus, machine, run_dir)
     if state.teacher_sha256 != teacher_sha256 and (state.teacher_sha256 or state.step > 0):
         raise UserError(f"the teacher of {run_dir} is not the one that it began with.")
     state.config, state.teacher_sha256 = to_dict(config), teacher_sha256
-    state.model, state.optimizers = {}, []  # until they are saved: frees the memory
 
     # Only training steps use compiled networks; evaluation, saving and sampling use `model`.
     training_model = processes.wrap(model)
     example_BT = torch.zeros(
         (rows.stop - rows.start) // accumulation_steps, block_size, dtype=torch.int64
     ).to(machine.device)
-    training_logits = machine.compile(training_model, config.system.compile, example_BT)
+    compiled_model = machine.compile(training_model, config.system.compile, example_BT)
     if teacher is not None:
         teacher = machine.compile(teacher, config.system.compile, example_BT)
+    checkpoint.restore(state, model, optimizers, scaler)
+    state.model, state.optimizers = {}, []  # until they are saved: frees the memory
 
     def seconds() -> float:
         return time.perf_counter() - clock_start
@@ -152,7 +153,7 @@ def train(
             finished, stopped = progress >= 1, signal_number()
             # After a resume, evaluate again: if the run was killed, the pictures may be missing.
             evaluation_due = finished or step == state.val_step
-            evaluation_due |= intervals(progress, config) > intervals(last_progress, config)
+            evaluation_due |= evaluations(progress, config) > evaluations(last_progress, config)
             if evaluation_due or stopped:
                 # The steps that a GPU has queued are part of the training time.
                 waiting_start = time.perf_counter()
@@ -190,7 +191,7 @@ def train(
                 training_model.require_backward_grad_sync = i == accumulation_steps
                 with machine.autocast():
                     teacher_logits_BTV = None if teacher is None else teacher(x_BT)
-                    logits_BTV = training_logits(x_BT)
+                    logits_BTV = compiled_model(x_BT)
                     loss = training_loss(
                         logits_BTV, y_BT, optim_config.train_temperature, teacher_logits_BTV
                     )
@@ -224,8 +225,9 @@ def train(
                     "loss": mean_loss,
                     "optimizer/learning_rate": lr,
                     "optimizer/grad_norm": grad_norm.item(),
-                    "speed/chars_per_second": state.chars_per_second,
                 }
+                if step > 0:
+                    curves["speed/chars_per_second"] = state.chars_per_second
                 for tag, value in curves.items():
                     logger.train.add_scalar(tag, value, step)
                 logger.bar.set_postfix_str(f"loss {mean_loss:.3f}", refresh=False)
@@ -248,6 +250,7 @@ def train_teacher(
     corpus: Corpus,
     machine: Machine,
     run_dir: Path,
+    student: Checkpoint,
     clock_start: float,
 ) -> float:
     """Train `run_dir`/teacher, or finish it. Returns the clock_start of both runs.
@@ -255,8 +258,6 @@ def train_teacher(
     The teacher is an ordinary run, with another seed and its share of the steps or of the time.
     """
     processes, teacher_dir = machine.processes, run_dir / "teacher"
-    if processes.is_main:
-        print_line(f"teacher {teacher_dir} is trained first", sys.stdout)
     with ExitStack() as stack:
         if processes.is_main:
             teacher_dir.mkdir(exist_ok=True)
@@ -269,18 +270,26 @@ def train_teacher(
             config = replace(saved, corpus=config.corpus, optim=optim, system=config.system)
             clock_start = START_TIME - state.seconds
         else:
+            if processes.is_main:
+                print_line(f"teacher {teacher_dir} is trained first", sys.stdout)
             so_far, minutes = (time.perf_counter() - clock_start) / 60, config.run.minutes
             if minutes:
                 minutes = so_far + TEACHER_SHARE * max(minutes - so_far, 0.0)
-            steps = max(1, round(TEACHER_STEPS * config.optim.max_iters))
             config = replace(
                 config,
-                optim=replace(config.optim, max_iters=steps),
-                run=replace(config.run, teacher="none", seed=config.run.seed + 1, minutes=minutes),
+                optim=replace(
+                    config.optim,
+                    max_iters=max(1, round(TEACHER_STEPS * config.optim.max_iters)),
+                    lr_decay_iters=round(TEACHER_STEPS * config.optim.lr_decay_iters),
+                ),
+                run=replace(
+                    config.run,
+                    teacher="none",
+                    seed=config.run.seed + 1,
+                    minutes=processes.broadcast(minutes),
+                ),
             )
-            other = Checkpoint()
-            if config.run.init_from is not None:
-                other = checkpoint.load(checkpoint.resolve(config.run.init_from, "best"))
+            other = student if config.run.init_from is not None else Checkpoint()
             state = new_state(config, corpus, machine, teacher_dir, other)
         train(config, corpus, machine, teacher_dir, state, clock_start, resume_dir=run_dir)
     return clock_start
@@ -303,8 +312,8 @@ def run_progress(state: Checkpoint, config: TrainConfig, corpus: Corpus, seconds
     return min(1.0, max(progress, (seconds - state.first_step_seconds) / training_seconds))
 
 
-def intervals(progress: float, config: TrainConfig) -> int:
-    """How many whole eval_intervals of max_iters are done."""
+def evaluations(progress: float, config: TrainConfig) -> int:
+    """How many evaluations are due until this progress."""
     return math.floor(progress * config.optim.max_iters / config.run.eval_interval + 1e-9)
 
 

@@ -1,1 +1,1 @@
-"""Settings: dataclasses, presets and flags as one typed config. Imports model/ and data/."""
+"""Settings, what comes before the first step, and reports. Imports model/ and data/."""

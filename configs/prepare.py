@@ -15,7 +15,6 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from configs.recipe import Budget, default_flops, recipe, step_flops
-from configs.report import print_new_characters
 from configs.schema import make_config, to_dict, to_toml
 from configs.training import Command, TrainConfig
 from data.corpus import Corpus
@@ -120,8 +119,6 @@ def new_state(
     state = Checkpoint(to_dict(config), vocab, corpus.sha256)
     checkpoint.capture(state, model, optimizers, scaler)
     if machine.processes.is_main:
-        if other.vocab:
-            print_new_characters(vocab[len(other.vocab) :], config.run.init_from)
         with atomic_write(run_dir / "config.toml") as file:
             file.write(to_toml(config).encode())
         checkpoint.save(state, run_dir / "last.pt")

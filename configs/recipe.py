@@ -1,6 +1,7 @@
 """The recipe: the settings that follow from a text's length and the amount of computation.
 
-It looks at no flag: a flag that is given replaces one setting and leaves the others as they are.
+Flags are no input, but for --minutes, --device, --init_from and those that choose the text: a flag
+replaces one setting and leaves the others as they are.
 
 It was fitted on two CPU cores to texts in four languages: 30,000 to 300,000 characters (one to five
 minutes), up to 900,000 (one minute) and a million (one to fifteen minutes; docs/experiments.md,
@@ -36,9 +37,7 @@ class Budget:
 
     train_chars: int = 1_003_854
     flops: float = DEFAULT_FLOPS  # of all training steps, as `step_flops` counts them
-    minutes: float = (
-        0.0  # how long these take on this machine; 0: the run does not end by the clock
-    )
+    minutes: float = 0.0  # of which `flops` is an estimate; 0: no time limit
     device: str = "cpu"  # its kind, see `device_kind`
     has_weights: bool = False  # the run starts with those of another run
 

@@ -48,11 +48,12 @@ def print_header(
     )
 
 
-def print_new_characters(characters: str, init_from: str) -> None:
+def print_new_characters(characters: str, config: TrainConfig) -> None:
     """Which characters of the text the run that this one starts from did not know."""
     shown = " ".join(map(repr, characters)) or "none"
     print_line(
-        f"init    {init_from}\n        characters that it has never seen: {shown}", sys.stdout
+        f"init    {config.run.init_from}\n        characters that it has never seen: {shown}",
+        sys.stdout,
     )
 
 

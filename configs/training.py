@@ -1,7 +1,7 @@
 """The config of a training run, and the command line of train.py."""
 
 import os
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -55,7 +55,8 @@ class TrainConfig:
         if self.run.minutes and self.optim.lr_decay_iters:
             raise UserError(
                 f"minutes is {self.run.minutes:g} and lr_decay_iters {self.optim.lr_decay_iters}. "
-                "A run that ends by the clock needs --lr_decay_iters 0 --min_lr 0."
+                "By the clock only the linear decay can end: a new run needs --lr_decay_iters 0 "
+                "--min_lr 0."
             )
 
 
@@ -64,8 +65,8 @@ python train.py [PRESET.toml] [--key value ...]
        python train.py --resume RUN_DIR [--key value ...]"""
 DESCRIPTION = """\
 Train a character-level GPT. Without a preset, the recipe (configs/recipe.py) chooses settings from
-the length of the text, the device and --minutes. A flag changes one setting and no other. A preset
-states what differs from the defaults below."""
+the length of the text, the kind of device, --minutes, and whether there is an --init_from. Every
+other flag changes one setting and no other. A preset states what differs from the defaults."""
 RESUMABLE = ("data", "max_iters", "minutes", "eval_interval", "log_interval", "patience")
 RESUMABLE += ("device", "dtype", "compile", "deterministic", "gradient_accumulation_steps")
 # --init_from cannot change these: the weights would not fit, or would mean something else.
@@ -111,6 +112,8 @@ def known_values(command: Command, other: dict[str, Any]) -> dict[str, Any]:
         model_config = make_config(TrainConfig, other).model
         other = {f.name: getattr(model_config, f.name) for f in fields(GPTConfig)}
         other["n_head"] = count_heads(model_config)
+        if given.get("n_head") == 0:  # as in a config.toml
+            given["n_head"] = count_heads(replace(model_config, n_head=0))
         del other["dropout"]
         for name in FIXED:
             if given.get(name, other[name]) != other[name]:

@@ -163,7 +163,7 @@ def open_corpus(config: DataConfig, vocab: str = "") -> Corpus:
     ids_N, text_vocab, sha256 = encode(bar)
     train_chars = int(len(ids_N) * (1 - config.val_fraction))
     if len(text_vocab) < 2:
-        raise UserError(f"{path} repeats one character, {text_vocab!r}. There is nothing to learn.")
+        raise UserError(f"{path} is empty or repeats one character. There is nothing to learn.")
     tokenizer = CharTokenizer(vocab + "".join(sorted(set(text_vocab) - set(vocab))))
     to_model_ids = tokenizer.encode(text_vocab)
     return Corpus(str(path), tokenizer, ids_N, to_model_ids, sha256, train_chars)

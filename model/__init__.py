@@ -1,1 +1,1 @@
-"""Network, optimizers, sampling, checkpoints. Imports run/, and networks/ by name."""
+"""Network, optimizers, sampling, checkpoints. Imports system/, and networks/ by name."""

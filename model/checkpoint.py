@@ -45,10 +45,10 @@ class Checkpoint:
     best_val_loss: float | None = None
     best_step: int | None = None
     evals_since_best: int = 0
-    seconds: float = 0.0  # wall clock, summed over resumes
-    first_step_seconds: float = 0.0  # of these, before the first step
-    train_seconds: float = 0.0  # of these, spent in training steps
-    eval_seconds: float = 0.0  # the latest evaluation, with its saving and pictures
+    seconds: float = 0.0  # wall clock when this was saved, summed over resumes
+    first_step_seconds: float = 0.0  # the same at the first step
+    train_seconds: float = 0.0  # spent in training steps
+    eval_seconds: float = 0.0  # of the latest evaluation, with its saving and pictures
 
     @property
     def chars_per_second(self) -> float:
@@ -106,9 +106,7 @@ def load(path: Path | str) -> Checkpoint:
     except (pickle.UnpicklingError, TypeError) as error:
         problem += f": {error}"
     other = {"last.pt": "best.pt", "best.pt": "last.pt"}.get(path.name)
-    if path.name == "best.pt" and os.path.isfile(path.parent / "teacher" / "best.pt"):
-        problem += f". Its teacher is in {path.parent / 'teacher'}"
-    elif other and os.path.isfile(path.with_name(other)):
+    if other and os.path.isfile(path.with_name(other)):
         problem += f". The run's {other} may be intact; name that file"
     raise UserError(f"{path} {problem}.")
 

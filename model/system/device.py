@@ -88,8 +88,9 @@ class Machine:
     def compile(self, network: nn.Module, mode: str, ids_BT: Tensor) -> nn.Module | Callable:
         """`network`, compiled for inputs like `ids_BT` if `mode` asks for it.
 
-        If the compiler fails, a line on standard error says so, and one process goes on without
-        it. (Several raise: they could not compute the same.)
+        The network is tried, so its buffers may change. If the compiler fails, a line on standard
+        error says so, and one process goes on without it. (Several raise: they could not compute
+        the same.)
         """
         is_wanted = mode in ("on", "True") or (mode == "auto" and self.device.type == "cuda")
         if not is_wanted:
@@ -103,7 +104,6 @@ class Machine:
             # computed again where it is used: the angles of a rotation, for example.
             options = {"fallback_random": True, "realize_opcount_threshold": 10}
         compiled = torch.compile(network, dynamic=False, options=options)
-        buffers = {name: x.clone() for name, x in network.named_buffers()}
         try:  # The first call, and the first backward pass, compile.
             with self.autocast():
                 logits_BTV = compiled(ids_BT)
@@ -117,9 +117,6 @@ class Machine:
             print_line(f"warning: training without torch.compile: {problem}", sys.stderr)
             compiled = network
         network.zero_grad()
-        with torch.no_grad():
-            for name, buffer in network.named_buffers():
-                buffer.copy_(buffers[name])
         return compiled
 
 

@@ -92,7 +92,8 @@ def catch_signals() -> Iterator[list[int]]:
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         number = getattr(signal, name, None)  # Windows has no SIGHUP
         if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
-            before[number] = signal.signal(number, handle)
+            before[number] = signal.getsignal(number)
+            signal.signal(number, handle)
     try:
         yield caught
     finally:
@@ -105,6 +106,8 @@ def out_of_memory_hint(hint: str) -> Iterator[None]:
     """Turn an out-of-memory error of Python, NumPy or PyTorch into an AbortError with `hint`."""
     try:
         yield
+    except AbortError:  # it has a hint
+        raise
     except (MemoryError, RuntimeError) as error:
         messages = ("out of memory", "can't allocate memory")  # PyTorch on CUDA and on a CPU
         if isinstance(error, MemoryError) or any(words in str(error) for words in messages):
