@@ -285,7 +285,7 @@ def train_teacher(
                 run=replace(
                     config.run,
                     teacher="none",
-                    seed=config.run.seed + 1,
+                    seed=config.run.seed + 10**6,  # not the seed of somebody's next run
                     minutes=processes.broadcast(minutes),
                 ),
             )

@@ -87,7 +87,8 @@ def recipe(budget: Budget) -> dict[str, Any]:
     # The more parameters there are for each character, the fewer epochs lead to overfitting.
     overfitting = epochs * math.sqrt(block_parameters(n_layer, n_embd) / budget.train_chars)
     doublings = math.log2(max(1, overfitting / OVERFITTING_THRESHOLD))
-    # As many evaluations as take about a fifteenth of the training time, but 2 to 10.
+    # As many evaluations as take about a fifteenth of the training time, but 2 to 10. (The default
+    # val_fraction is assumed.)
     eval_chars = min(budget.train_chars / 9, 2**20)
     evaluations = round(0.2 * share * steps * chars_per_step / eval_chars)
     run_seconds = 60 * budget.minutes * steps / affordable_steps
