@@ -45,7 +45,7 @@ from model.system.logger import Logger, SilentLogger
 from model.system.processes import Processes
 
 SAVE_SECONDS = 600  # last.pt is saved at least so often
-SAMPLE_CHARS = 300  # written at the end; a third of them at each evaluation before
+SAMPLE_CHARS = 150  # written after each evaluation
 
 
 @report_errors
@@ -167,8 +167,7 @@ def train(
                 log_evaluation(logger, state)
                 save(*(["best.pt"] if is_best else []), "last.pt")
                 if processes.is_main:
-                    chars = SAMPLE_CHARS if finished else SAMPLE_CHARS // 3
-                    log_sample_and_maps(logger, model, corpus, step, chars)
+                    log_sample_and_maps(logger, model, corpus, step, SAMPLE_CHARS)
                 state.eval_seconds = time.perf_counter() - eval_start
             elif stopped or seconds() - state.seconds > SAVE_SECONDS:
                 save("last.pt")
