@@ -26,7 +26,9 @@ FILES = {
 # and --data good.txt, sampling takes runs/it.
 CASES = [
     ("train.py --data missing.txt", "missing.txt cannot be read", "--data"),
-    ("train.py --data same.txt", "same.txt", "'a'"),
+    ("train.py --data same.txt", "same.txt is empty or repeats one character"),
+    ("train.py --data empty.txt", "empty.txt is empty"),
+    ("train.py --data short.txt --val_fraction 0.999", "0 training"),
     ("train.py --data short.txt", "90 training", "10 validation", "is 16", "--val_fraction"),
     ("train.py --data folder", "folder has no *.txt files"),
     ("train.py --data /dev/null", "/dev/null cannot be read", "--data"),

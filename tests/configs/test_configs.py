@@ -216,6 +216,14 @@ def test_flags_override_the_preset_and_the_preset_overrides_defaults():
     assert config.optim.max_iters == TrainConfig().optim.max_iters  # not the recipe's
 
 
+def test_n_head_0_of_a_preset_is_the_number_of_heads_that_init_from_has():
+    Path("p.toml").write_text("n_head = 0\ninit_from = 'run'")
+    command = parse_train_command(["p.toml"])
+    assert known_values(command, {"n_embd": 192, "n_head": 0})["n_head"] == 3
+    with pytest.raises(UserError, match="n_head is 3"):
+        known_values(command, {"n_embd": 192, "n_head": 2})
+
+
 @pytest.mark.parametrize("path", sorted(PRESETS.glob("*.toml")), ids=lambda path: path.name)
 def test_a_preset_holds_only_valid_values_that_differ_from_the_defaults(path):
     preset, defaults = PARSER.parse_preset(path), to_dict(TrainConfig())
