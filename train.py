@@ -259,6 +259,7 @@ def train_teacher(
     processes, teacher_dir = machine.processes, run_dir / "teacher"
     with ExitStack() as stack:
         if processes.is_main:
+            print_line(f"teacher {teacher_dir} is trained first", sys.stdout)
             teacher_dir.mkdir(exist_ok=True)
             stack.enter_context(lock_run_dir(teacher_dir))
         if processes.broadcast((teacher_dir / "last.pt").exists()):
@@ -269,8 +270,6 @@ def train_teacher(
             config = replace(saved, corpus=config.corpus, optim=optim, system=config.system)
             clock_start = START_TIME - state.seconds
         else:
-            if processes.is_main:
-                print_line(f"teacher {teacher_dir} is trained first", sys.stdout)
             so_far, minutes = (time.perf_counter() - clock_start) / 60, config.run.minutes
             if minutes:
                 minutes = so_far + TEACHER_SHARE * max(minutes - so_far, 0.0)
