@@ -44,6 +44,7 @@ from model.system.files import lock_run_dir
 from model.system.logger import Logger, SilentLogger
 from model.system.processes import Processes
 
+MAX_TIMED_EVALUATIONS = 10  # of a run with --minutes
 SAVE_SECONDS = 600  # last.pt is saved at least so often
 SAMPLE_CHARS = 150  # written after each evaluation
 
@@ -77,6 +78,9 @@ def main(argv: list[str]) -> None:
                     f"For another text, start a new run with --init_from {command.resume}."
                 )
             clock_start = START_TIME - state.seconds
+            if config.run.teacher == "own" and processes.is_main:
+                (run_dir / "teacher").mkdir(exist_ok=True)
+                stack.enter_context(lock_run_dir(run_dir / "teacher"))
             if config.run.teacher == "own" and state.step == 0:
                 clock_start = train_teacher(config, corpus, machine, run_dir, state, clock_start)
             train(config, corpus, machine, run_dir, state, clock_start)
@@ -257,39 +261,36 @@ def train_teacher(
     The teacher is an ordinary run, with another seed and its share of the steps or of the time.
     """
     processes, teacher_dir = machine.processes, run_dir / "teacher"
-    with ExitStack() as stack:
-        if processes.is_main:
-            print_line(f"teacher {teacher_dir} is trained first", sys.stdout)
-            teacher_dir.mkdir(exist_ok=True)
-            stack.enter_context(lock_run_dir(teacher_dir))
-        if processes.broadcast((teacher_dir / "last.pt").exists()):
-            state = checkpoint.load_to_resume(teacher_dir / "last.pt")
-            saved = make_config(TrainConfig, state.config)
-            parts = config.optim.gradient_accumulation_steps
-            optim = replace(saved.optim, gradient_accumulation_steps=parts)
-            config = replace(saved, corpus=config.corpus, optim=optim, system=config.system)
-            clock_start = START_TIME - state.seconds
-        else:
-            so_far, minutes = (time.perf_counter() - clock_start) / 60, config.run.minutes
-            if minutes:
-                minutes = so_far + TEACHER_SHARE * max(minutes - so_far, 0.0)
-            config = replace(
-                config,
-                optim=replace(
-                    config.optim,
-                    max_iters=max(1, round(TEACHER_STEPS * config.optim.max_iters)),
-                    lr_decay_iters=round(TEACHER_STEPS * config.optim.lr_decay_iters),
-                ),
-                run=replace(
-                    config.run,
-                    teacher="none",
-                    seed=config.run.seed + 10**6,  # not the seed of somebody's next run
-                    minutes=processes.broadcast(minutes),
-                ),
-            )
-            other = student if config.run.init_from is not None else Checkpoint()
-            state = new_state(config, corpus, machine, teacher_dir, other)
-        train(config, corpus, machine, teacher_dir, state, clock_start, resume_dir=run_dir)
+    if processes.is_main:
+        print_line(f"teacher {teacher_dir} is trained first", sys.stdout)
+    if processes.broadcast((teacher_dir / "last.pt").exists()):
+        state = checkpoint.load_to_resume(teacher_dir / "last.pt")
+        saved = make_config(TrainConfig, state.config)
+        parts = config.optim.gradient_accumulation_steps
+        optim = replace(saved.optim, gradient_accumulation_steps=parts)
+        config = replace(saved, corpus=config.corpus, optim=optim, system=config.system)
+        clock_start = START_TIME - state.seconds
+    else:
+        so_far, minutes = (time.perf_counter() - clock_start) / 60, config.run.minutes
+        if minutes:
+            minutes = so_far + TEACHER_SHARE * max(minutes - so_far, 0.0)
+        config = replace(
+            config,
+            optim=replace(
+                config.optim,
+                max_iters=max(1, round(TEACHER_STEPS * config.optim.max_iters)),
+                lr_decay_iters=round(TEACHER_STEPS * config.optim.lr_decay_iters),
+            ),
+            run=replace(
+                config.run,
+                teacher="none",
+                seed=config.run.seed + 10**6,  # not the seed of somebody's next run
+                minutes=processes.broadcast(minutes),
+            ),
+        )
+        other = student if config.run.init_from is not None else Checkpoint()
+        state = new_state(config, corpus, machine, teacher_dir, other)
+    train(config, corpus, machine, teacher_dir, state, clock_start, resume_dir=run_dir)
     return clock_start
 
 
@@ -302,9 +303,11 @@ def run_progress(state: Checkpoint, config: TrainConfig, corpus: Corpus, seconds
     if not config.run.minutes or state.step == 0:  # make at least one step
         return progress
     eval_seconds = state.eval_seconds
-    if not eval_seconds:  # an estimate: a step takes three times as long for each character
+    if not eval_seconds:
+        # An estimate: a step takes three times as long for each character. The first steps take
+        # still longer, so no more than a quarter of the time.
         eval_chars = corpus.eval_chars(config.model.block_size)
-        eval_seconds = eval_chars / (3 * state.chars_per_second)
+        eval_seconds = min(eval_chars / (3 * state.chars_per_second), 15 * config.run.minutes)
     deadline = 60 * config.run.minutes - 1.3 * eval_seconds
     training_seconds = max(deadline - state.first_step_seconds, 1e-9)
     return min(1.0, max(progress, (seconds - state.first_step_seconds) / training_seconds))
@@ -312,7 +315,10 @@ def run_progress(state: Checkpoint, config: TrainConfig, corpus: Corpus, seconds
 
 def evaluations(progress: float, config: TrainConfig) -> int:
     """How many evaluations are due until this progress."""
-    return math.floor(progress * config.optim.max_iters / config.run.eval_interval + 1e-9)
+    count = config.optim.max_iters / config.run.eval_interval
+    if config.run.minutes:  # then max_iters may be far away
+        count = min(count, MAX_TIMED_EVALUATIONS)
+    return math.floor(progress * count + 1e-9)
 
 
 def training_loss(

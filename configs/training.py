@@ -28,7 +28,7 @@ class RunConfig:
     out_dir: Annotated[str | None, "run directory; default: runs/<date>-<time>"] = None
     seed: Annotated[int, "same seed, same machine: same result", "[0, inf)"] = 1337
     eval_interval: Annotated[
-        int, "steps between evaluations; with --minutes a part of max_iters", "[1, inf)"
+        int, "steps between evaluations; with --minutes at most ten in all", "[1, inf)"
     ] = 275
     log_interval: Annotated[int, "steps between points of the training curve", "[1, inf)"] = 10
     patience: Annotated[int, "evaluations without a new best, then stop (0: never)", "[0, inf)"] = 0
