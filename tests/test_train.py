@@ -637,6 +637,13 @@ def test_the_recipe_gets_the_measured_speed_and_the_time_left(text_file, monkeyp
     assert budgets[-1] == Budget(corpus.train_chars, flops, minutes=10.0)
 
 
+def test_a_far_max_iters_means_ten_evaluations(tiny, monkeypatch):
+    Clock(monkeypatch, step_seconds=1, eval_seconds=0.5)
+    assert tiny("--minutes=1 --max_iters=1000000 --eval_interval=1 --out_dir=run") == 0
+    assert len(curve(Path("run"), "val")) == 10
+    assert summary(Path("run"))["iters"] > 45
+
+
 def test_the_shortest_run_makes_one_step(tiny, monkeypatch):
     Clock(monkeypatch, step_seconds=1, eval_seconds=2)
     assert tiny("--minutes=1e-9 --teacher=own --out_dir=run") == 0
