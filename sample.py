@@ -4,8 +4,9 @@ import contextlib
 import itertools
 import math
 import os
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -16,7 +17,7 @@ from torch import nn
 from configs.schema import ConfigParser, make_config
 from configs.training import TrainConfig
 from data.reader import read_text
-from data.tokenizer import CharTokenizer
+from data.tokenizer import ESCAPE_HINT, CharTokenizer, describe_unknown
 from model import checkpoint
 from model.generate import GenerationConfig, first_character, stream, total_nll
 from model.inspect.page import attention_page
@@ -24,15 +25,15 @@ from model.network import make_network
 from model.system.device import DeviceConfig, sampling_machine
 from model.system.errors import (
     UserError,
-    escape_control_chars,
     out_of_memory_hint,
-    print_line,
     report_errors,
 )
 from model.system.files import atomic_write
+from model.system.terminal import escape_control_chars, print_line
 
 USAGE = "python sample.py [RUN_DIR | CHECKPOINT.pt] [--key value ...]"
 SEPARATOR = "\n" + "-" * 20 + "\n"
+LINE_ENDS = ("\n", "\r\n", "\r")
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,9 @@ class TextConfig:
     stop: Annotated[str, "end a text after this"] = ""
     which: Annotated[Literal["best", "last"], "checkpoint of the run"] = "best"
     interactive: Annotated[bool, "continue one prompt after another; Ctrl-C ends a text"] = False
-    score: Annotated[str | None, "print the loss of this file, per character, and exit"] = None
+    score: Annotated[
+        str | None, "print the loss of this file (- as for prompt_file), per character, and exit"
+    ] = None
     attention: Annotated[str | None, "write an HTML page: what each head looked at"] = None
 
     def __post_init__(self) -> None:
@@ -74,16 +77,24 @@ class SampleConfig:
     system: DeviceConfig = field(default_factory=DeviceConfig)
 
 
-def read_prompt(config: TextConfig, encoding: str) -> str:
-    """The text to continue; it may be empty."""
-    if config.prompt_file is None:
-        return config.prompt
-    if config.prompt_file != "-":
-        return read_text(Path(config.prompt_file), encoding)
-    try:
-        return sys.stdin.buffer.read().decode("utf-8").removeprefix("\ufeff")
-    except UnicodeDecodeError as error:
-        raise UserError(f"standard input is not utf-8: byte offset {error.start}.") from None
+def read_input(name: str, encoding: str) -> str:
+    """The text of a file, or of standard input, which is UTF-8."""
+    return read_text(Path(name), "utf-8" if name == "-" else encoding)
+
+
+def known_characters(text: str, vocab: str, name: str) -> str:
+    """`text` without the characters that are not in the vocabulary, which standard error names.
+
+    Raises UserError if nothing is left.
+    """
+    known = "".join(filter(set(vocab).__contains__, text))
+    if not text:
+        raise UserError(f"{name} is empty.")
+    if not known:
+        raise UserError(f"{name} has only {describe_unknown(text, vocab)}")
+    if len(known) < len(text):
+        print_line(f"warning: left out of {name}: {describe_unknown(text, vocab)}", sys.stderr)
+    return known
 
 
 def sample_texts(
@@ -91,18 +102,37 @@ def sample_texts(
 ) -> Iterator[tuple[int, str]]:
     """All texts in pieces: (i, piece of text i).
 
-    Each text begins with the prompt; SEPARATOR stands before all but the first.
+    Each text begins with the prompt. SEPARATOR stands before all but the first, but if texts stop
+    at a line end, each is a line.
     """
     vocab, stop = tokenizer.vocab, config.text.stop
     prompt_ids = tokenizer.encode(prompt or first_character(vocab), "the prompt").tolist()
     yield 0, prompt
+    before = ""
     for i, piece in stream(model, vocab, prompt_ids, config.sampling, stop):
-        yield i, piece if i == 0 else SEPARATOR + prompt + piece
+        if i == 0:
+            yield 0, piece
+            before = (before + piece)[-len(stop) :] if stop else ""
+            continue
+        separator = SEPARATOR
+        if stop in LINE_ENDS:
+            separator = "" if before.endswith(stop) else stop
+        yield i, separator + prompt + piece
+        before = piece
 
 
-def write(text: str) -> None:
-    """Write a piece of text to standard output at once."""
-    print(escape_control_chars(text, sys.stdout), end="", flush=True)
+def write(pieces: Iterable[tuple[int, str]]) -> str:
+    """Write pieces of texts to standard output at once. Returns the first text."""
+    first = last = ""
+    for i, piece in pieces:
+        if i == 0:
+            first += piece
+        # The two characters of a line end may be two pieces.
+        is_second = last.endswith("\r") and sys.stdout.isatty()
+        shown = piece.removeprefix("\n") if is_second else piece
+        print(escape_control_chars(shown, sys.stdout), end="", flush=True)
+        last = piece
+    return first
 
 
 def run_interactive(model: nn.Module, tokenizer: CharTokenizer, config: SampleConfig) -> None:
@@ -121,15 +151,14 @@ def run_interactive(model: nn.Module, tokenizer: CharTokenizer, config: SampleCo
             continue
         except EOFError:
             if on_terminal:
-                write("\n")
+                print(flush=True)
             return
         # A new seed each turn: the same prompt gets another continuation.
         sampling = replace(config.sampling, seed=config.sampling.seed + turn)
         turn_config = replace(config, sampling=sampling)
         with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C ends this text
-            for _, piece in sample_texts(model, tokenizer, prompt, turn_config):
-                write(piece)
-        write("\n")
+            write(sample_texts(model, tokenizer, prompt, turn_config))
+        print(flush=True)
 
 
 @report_errors
@@ -149,16 +178,18 @@ def main(argv: list[str]) -> None:
     train_config = make_config(TrainConfig, saved.config)
     encoding = train_config.corpus.encoding
     tokenizer = CharTokenizer(saved.vocab)
-    prompt = read_prompt(config.text, encoding)
-    tokenizer.encode(prompt, "the prompt")
-    tokenizer.encode(config.text.stop, "stop")
-    score = config.text.score
-    start = first_character(saved.vocab)
-    if score is not None:
-        scored = start + read_text(Path(score), encoding)
-        scored_ids = tokenizer.encode(scored, score)
-        if len(scored_ids) == 1:
-            raise UserError(f"{score} is empty.")
+    prompt = config.text.prompt
+    if config.text.prompt_file is not None:
+        prompt = read_input(config.text.prompt_file, encoding)
+    for text, name in ((prompt, "the prompt"), (config.text.stop, "stop")):
+        tokenizer.encode(text, name)
+        if re.search(r"\\[nrt]$", text):
+            print_line(f"note: {name} ends with {text[-2:]!r}. {ESCAPE_HINT}", sys.stderr)
+    start, scored, left_out = first_character(saved.vocab), "", 0
+    if config.text.score is not None:
+        text = read_input(config.text.score, encoding)
+        scored = known_characters(text, saved.vocab, config.text.score)
+        left_out = len(text) - len(scored)
 
     model = make_network(train_config.model, vocab_size=len(saved.vocab))
     checkpoint.restore(saved, model)
@@ -169,21 +200,20 @@ def main(argv: list[str]) -> None:
     with out_of_memory_hint("Use a smaller --num_samples or a shorter text."):
         shown = "" if prompt else start  # on the attention page; the first text is added
         with torch.inference_mode(), machine.autocast():
-            if score is not None:
-                shown = scored
-                nats = total_nll(model, scored_ids) / (len(scored_ids) - 1)
-                bits = nats / math.log(2)
-                chars = f"{len(scored_ids) - 1:,} characters"
-                write(f"{nats:.4f} nats, {bits:.4f} bits per character, over {chars}\n")
+            if scored:
+                shown = start + scored
+                nats = total_nll(model, tokenizer.encode(shown)) / len(scored)
+                others = f"; {left_out:,} others are not in the vocabulary" if left_out else ""
+                print(
+                    f"{nats:.4f} nats, {nats / math.log(2):.4f} bits per character, "
+                    f"over {len(scored):,} characters{others}"
+                )
             elif config.text.interactive:
                 run_interactive(model, tokenizer, config)
             else:
-                for i, piece in sample_texts(model, tokenizer, prompt, config):
-                    if i == 0:
-                        shown += piece
-                    write(piece)
+                shown += write(sample_texts(model, tokenizer, prompt, config))
                 if sys.stdout.isatty():
-                    write("\n")
+                    print(flush=True)
         if config.text.attention is not None:
             ids = tokenizer.encode(shown).tolist()
             page = attention_page(model, saved.vocab, ids, about)

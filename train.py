@@ -15,14 +15,22 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
-from configs.prepare import build, choose_settings, load_teacher, new_state, open_run
+from configs.prepare import (
+    build,
+    choose_settings,
+    load_teacher,
+    new_state,
+    open_run,
+    require_same_split,
+)
 from configs.recipe import TEACHER_SHARE, TEACHER_STEPS
 from configs.report import (
     log_evaluation,
     log_sample_and_maps,
-    print_header,
+    print_corpus,
     print_new_characters,
     print_result,
+    print_settings,
     summarize,
 )
 from configs.schema import make_config, make_groups, to_dict
@@ -36,13 +44,13 @@ from model.system.errors import (
     UserError,
     catch_signals,
     out_of_memory_hint,
-    print_line,
     report_errors,
     require_finite,
 )
 from model.system.files import lock_run_dir
 from model.system.logger import Logger, SilentLogger
 from model.system.processes import Processes
+from model.system.terminal import print_line
 
 MAX_TIMED_EVALUATIONS = 10  # of a run with --minutes
 SAVE_SECONDS = 600  # last.pt is saved at least so often
@@ -58,6 +66,10 @@ def main(argv: list[str]) -> None:
         values = known_values(command, state.config)
         groups = make_groups(TrainConfig, values)
         machine = training_machine(groups["system"], processes)
+        if processes.world_size > 1 and "-" in (groups["corpus"].data or ()):
+            raise UserError(
+                "several processes cannot read standard input. Name a file: --data FILE."
+            )
         with out_of_memory_hint(
             "A larger --gradient_accumulation_steps needs less, and in a new run a smaller "
             "--batch_size, --block_size, --n_layer or --n_embd."
@@ -69,6 +81,7 @@ def main(argv: list[str]) -> None:
                 values = choose_settings(values, corpus, machine, START_TIME) | values
             config = make_config(TrainConfig, values | {"out_dir": None})
             if command.resume is None:
+                require_same_split(state, config.run.init_from, corpus)
                 if state.vocab and processes.is_main:
                     print_new_characters(corpus.tokenizer.vocab[len(state.vocab) :], config)
                 state = new_state(config, corpus, machine, run_dir, state)
@@ -77,6 +90,8 @@ def main(argv: list[str]) -> None:
                     f"{corpus.name} is not the text of this run. "
                     f"For another text, start a new run with --init_from {command.resume}."
                 )
+            if processes.is_main:
+                print_corpus(corpus, machine, config.model.block_size)
             clock_start = START_TIME - state.seconds
             if config.run.teacher == "own" and processes.is_main:
                 (run_dir / "teacher").mkdir(exist_ok=True)
@@ -143,7 +158,7 @@ def train(
 
     logger = SilentLogger()
     if processes.is_main:
-        print_header(config, corpus, machine, model, run_dir)
+        print_settings(config, corpus, model, run_dir)
         logger = Logger(run_dir, state.config, state.step)
     progress = run_progress(state, config, corpus, state.seconds)
     with catch_signals() as signals, closing(logger):
@@ -240,10 +255,9 @@ def train(
         # --------------------------------------------------------------------------------- The end
         stopped = stopped or signal_number()  # also one that came in the last evaluation
         if processes.is_main:
-            summary = summarize(state, corpus, machine, model)
-            logger.write_summary(summary)
+            logger.write_summary(summarize(state, corpus, machine, model))
             reason = "signal" if stopped else "finished" if finished else "patience"
-            print_result(summary, config, reason, run_dir, resume_dir or run_dir)
+            print_result(state, config, corpus, reason, run_dir, resume_dir or run_dir)
     if stopped:
         sys.exit(128 + stopped)
 

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from configs.recipe import Budget, default_flops, recipe, step_flops
 from configs.schema import make_config, to_dict, to_toml
 from configs.training import Command, TrainConfig
-from data.corpus import Corpus
+from data.corpus import Corpus, count_pieces
 from model import checkpoint
 from model.checkpoint import Checkpoint
 from model.network import make_network
@@ -56,7 +56,7 @@ def choose_settings(
     """What the recipe says for this text, machine and time, which began at `start_time`."""
     minutes = values.get("minutes", 0.0)
     budget = Budget(
-        train_chars=corpus.train_chars,
+        train_chars=int(len(corpus.ids_N) * (1 - corpus.val_fraction)),  # for every val_split
         flops=default_flops(device_kind(machine.device)),
         minutes=minutes,
         device=device_kind(machine.device),
@@ -125,6 +125,19 @@ def new_state(
     return state
 
 
+def require_same_split(other: Checkpoint, name: str, corpus: Corpus) -> None:
+    """Raise UserError if the run `other` may have been trained on what validates here."""
+    if other.data_sha256 != corpus.sha256:
+        return
+    theirs, length = make_config(TrainConfig, other.config).corpus, len(corpus.ids_N)
+    pieces = count_pieces(length, theirs.val_fraction, theirs.val_split)
+    if (theirs.val_fraction, pieces) != (corpus.val_fraction, corpus.pieces):
+        raise UserError(
+            f"{name} was trained on this text, but with other validation text. Use the same: "
+            f"--val_fraction {theirs.val_fraction:g} --val_split {theirs.val_split}."
+        )
+
+
 def load_teacher(
     config: TrainConfig, corpus: Corpus, machine: Machine, run_dir: Path
 ) -> tuple[nn.Module | None, str]:
@@ -139,6 +152,7 @@ def load_teacher(
             f"the teacher {path} has another vocabulary than {corpus.name}. Name a run on the same "
             "text."
         )
+    require_same_split(saved, f"the teacher {path}", corpus)
     model_config = make_config(TrainConfig, saved.config).model
     teacher = make_network(model_config, len(saved.vocab))
     if config.model.block_size > (teacher.max_length or math.inf):

@@ -20,20 +20,23 @@ from model.inspect.maps import MAP_CHARS, draw_weights
 from model.inspect.record import record_attention
 from model.network import count_heads
 from model.system.device import Machine
-from model.system.errors import print_line
 from model.system.logger import Logger
+from model.system.terminal import cut_to_width, print_line, unify_line_ends
 
 
-def print_header(
-    config: TrainConfig, corpus: Corpus, machine: Machine, model: nn.Module, run_dir: Path
-) -> None:
-    """What is trained, on what, how, and where the results go."""
+def print_corpus(corpus: Corpus, machine: Machine, block_size: int) -> None:
+    """On what is trained, and what is wrong with the validation text."""
+    lines = [f"device  {machine}", f"corpus  {corpus.describe(block_size)}"]
+    lines += [f"warning: {sentence}" for sentence in corpus.findings if sentence]
+    print_line("\n".join(lines), sys.stdout)
+
+
+def print_settings(config: TrainConfig, corpus: Corpus, model: nn.Module, run_dir: Path) -> None:
+    """What is trained, how, and where the results go."""
     model_config, optim_config, run_config = config.model, config.optim, config.run
     chars = optim_config.max_iters * optim_config.batch_size * model_config.block_size
     limit = f"{run_config.minutes:.3g} minutes, at most " if run_config.minutes else ""
     print_line(
-        f"device  {machine}\n"
-        f"corpus  {corpus.describe(model_config.block_size)}\n"
         f"model   {model_config.network}, {model_config.n_layer} blocks, "
         f"{count_heads(model_config)} heads, {model_config.n_embd} channels: "
         f"{count_parameters(model):,} parameters\n"
@@ -78,10 +81,11 @@ def log_sample_and_maps(
     pieces = stream(model, vocab, prompt, GenerationConfig(max_new_tokens=chars))
     sample = "".join(piece for _, piece in pieces)
     # Indented, it is code in Markdown, which TensorBoard shows as it is.
-    logger.val.add_text("sample", indent(sample, "    ", lambda line: True), step)
-    if sys.stdout.isatty() and sys.stderr.isatty():
+    shown = indent(unify_line_ends(sample), "    ", lambda line: True)
+    logger.val.add_text("sample", shown, step)
+    if sys.stdout.isatty():
         width = max(0, shutil.get_terminal_size().columns - 6)
-        logger.print(f"     {' '.join(sample.split())[:width]}")
+        logger.print(f"     {cut_to_width(' '.join(sample.split()), width)}")
     length = min(model.config.block_size, MAP_CHARS)
     x_BT, _ = corpus.gather_examples(np.array([corpus.train_chars]), length)
     with record_attention(model) as calls, torch.no_grad():
@@ -123,24 +127,26 @@ def summarize(
 
 
 def print_result(
-    summary: dict[str, Any], config: TrainConfig, reason: str, run_dir: Path, resume_dir: Path
+    state: Checkpoint,
+    config: TrainConfig,
+    corpus: Corpus,
+    reason: str,
+    run_dir: Path,
+    resume_dir: Path,
 ) -> None:
     """What came of the run, and the commands to go on with.
 
     `reason` is why it ended: signal, patience, or finished. The run to resume is another one if
     this is its teacher.
     """
-    step, best_step, minutes = summary["iters"], summary["best_iter"], config.run.minutes
+    step, best, minutes = state.step, state.best_val_loss, config.run.minutes
     directory, more, lines = shlex.quote(str(run_dir)), "", []
-    if best_step is not None:
-        loss, bits = summary["best_val_loss"], summary["bits_per_char"]
-        lines.append(f"best    {loss:.4f} nats per character ({bits:.3f} bits), step {best_step:,}")
-        if (last := summary["val_loss"]) > loss + 0.01:
-            lines.append(
-                f"        The validation loss has risen to {last:.4f} since then. If the "
-                "training loss\n        still falls, the model overfits: a longer text, more "
-                "--dropout or\n        --weight_decay, or a smaller --max_iters helps."
-            )
+    if best is not None:
+        bits = best / math.log(2)
+        lines.append(
+            f"best    {best:.4f} nats per character ({bits:.3f} bits), step {state.best_step:,}"
+        )
+        lines += explain_loss(state, corpus)
     if reason == "signal":
         lines.append(f"stopped at step {step:,} by a signal; the checkpoint is saved")
     elif reason == "patience":
@@ -149,8 +155,12 @@ def print_result(
     else:
         more += f" --minutes {2 * minutes:g}" if minutes else ""
         more += f" --max_iters {2 * step}" if step >= config.optim.max_iters else ""
+    if "-" in (config.corpus.data or ()):
+        more += " --data FILE"  # with the text that came from standard input
     if resume_dir == run_dir or reason == "signal":
-        lines.append(f"sample  python sample.py {directory}{'' if best_step else ' --which last'}")
+        lines.append(
+            f"sample  python sample.py {directory}{' --which last' if best is None else ''}"
+        )
         lines.append(f"resume  python train.py --resume {shlex.quote(str(resume_dir))}{more}")
         if minutes and reason == "finished":
             interval = math.ceil(step * config.run.eval_interval / config.optim.max_iters)
@@ -162,3 +172,26 @@ def print_result(
         lines.append(f"watch   tensorboard --logdir {shlex.quote(str(resume_dir.parent))}")
         lines.append("        http://localhost:6006/?smoothing=0 shows the points themselves")
     print_line("\n".join(lines), sys.stdout)
+
+
+def explain_loss(state: Checkpoint, corpus: Corpus) -> list[str]:
+    """Why the validation loss is high or has risen, as far as one can tell; empty if it is fine."""
+    place = "end of the text" if corpus.pieces == 1 else "validation text"
+    advice = "--val_split spread takes validation text\n        from everywhere."
+    advice = f" {advice}" if corpus.pieces == 1 else ""
+    uniform = math.log(len(state.vocab))
+    if corpus.findings.unlike:
+        return [f"        The {place} differs from the rest, see above.{advice}"]
+    if state.first_val_loss > uniform + 0.1:  # that of a new network may be a little above
+        return [
+            f"        The first validation loss, {state.first_val_loss:.4f}, is above that of a "
+            f"uniform guess,\n        {uniform:.4f}. If the training loss is lower, the {place} "
+            f"differs from the\n        rest.{advice}"
+        ]
+    if state.val_loss > state.best_val_loss + 0.01:
+        return [
+            f"        The validation loss has risen to {state.val_loss:.4f} since then. If the "
+            "training loss\n        still falls, the model overfits: a longer text, more "
+            "--dropout or\n        --weight_decay, or a smaller --max_iters helps."
+        ]
+    return []

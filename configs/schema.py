@@ -4,8 +4,8 @@ It also makes a line of --help:
 
     n_layer: Annotated[int, "number of blocks", "[1, 1000]"] = 2
 
-The type is int, float, bool, str, `str | None` or a Literal of strings. A number may have the
-interval of its valid values.
+The type is int, float, bool, str, `str | None`, `tuple[str, ...] | None` or a Literal of strings. A
+number may have the interval of its valid values.
 """
 
 import argparse
@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from model.system.errors import UserError
+
+TEXTS = tuple[str, ...] | None  # in TOML a list
 
 
 class ConfigParser(argparse.ArgumentParser):
@@ -58,6 +60,8 @@ class ConfigParser(argparse.ArgumentParser):
                 elif kind in (str, str | None):
                     options["type"] = unicode_text
                     options["metavar"] = "TEXT"
+                elif kind == TEXTS:
+                    options |= {"type": unicode_text, "nargs": "+", "metavar": "TEXT"}
                 else:
                     raise TypeError(f"{f.name} has an unsupported type: {kind}")
                 group.add_argument(f"--{f.name}", **options)
@@ -74,7 +78,7 @@ class ConfigParser(argparse.ArgumentParser):
             if not word.startswith("--"):
                 raise UserError(f"unexpected argument {word!r}. See --help.")
             raise self.unknown_key(word[2:].partition("=")[0])
-        values = vars(parsed)
+        values = {k: tuple(v) if isinstance(v, list) else v for k, v in vars(parsed).items()}
         for group_class in get_type_hints(self.config_class).values():
             if given := {f.name: values[f.name] for f in fields(group_class) if f.name in values}:
                 group_class(**given)  # raises if a value is wrong in itself
@@ -92,20 +96,25 @@ class ConfigParser(argparse.ArgumentParser):
         hint = "Name a text with --data, a run with --resume."
         try:
             values = tomllib.loads(Path(path).read_text("utf-8-sig"))
-            texts = {name: str(value) for name, value in values.items()}
+            texts = {name: self.to_texts(name, value) for name, value in values.items()}
         except OSError as error:
             raise UserError(f"preset {path} cannot be read: {error.strerror}. {hint}") from None
         except (ValueError, RecursionError) as error:
             raise UserError(f"preset {path} is not valid TOML: {error}. {hint}") from None
-        return self.parse([self.to_flag(name, text) for name, text in texts.items()])
+        return self.parse([flag for name in texts for flag in self.to_flags(name, texts[name])])
 
-    def to_flag(self, name: str, text: str) -> str:
-        """The flag that stands for a line of a preset."""
+    def to_texts(self, name: str, value: Any) -> list[str]:
+        """What stands for a value of a preset in a command line."""
+        is_list = self.keys.get(name) == TEXTS and isinstance(value, list)
+        return [str(item) for item in value] if is_list else [str(value)]
+
+    def to_flags(self, name: str, texts: list[str]) -> list[str]:
+        """The flag that stands for a line of a preset, with its value."""
         if name not in self.keys:
             raise self.unknown_key(name)
-        if self.keys[name] is bool and text in ("True", "False"):
-            return f"--{name}" if text == "True" else f"--no-{name}"
-        return f"--{name}={text}"
+        if self.keys[name] is bool and texts[0] in ("True", "False"):
+            return [f"--{name}" if texts[0] == "True" else f"--no-{name}"]
+        return [f"--{name}={texts[0]}"] if len(texts) == 1 else [f"--{name}", *texts]
 
 
 def number_type(kind: type, interval: str = "(-inf, inf)") -> Callable[[str], int | float]:

@@ -121,8 +121,17 @@ def known_values(command: Command, other: dict[str, Any]) -> dict[str, Any]:
                     f"{name} is {given[name]}, but {given['init_from']} has {other[name]}, which "
                     f"cannot be changed. Leave {name} out of the flags and the preset."
                 )
-    paths = {"data", "init_from", "teacher"} & given.keys()
+    # Absolute paths, so that a run can be resumed from another folder
+    paths = {"init_from", "teacher"} & given.keys()
     if given.get("teacher") in ("none", "own"):
         paths.remove("teacher")
-    given |= {name: os.path.abspath(given[name]) for name in paths}  # to resume from another folder
+    given |= {name: os.path.abspath(given[name]) for name in paths}
+    if "data" in given:
+        paths = given["data"]
+        given["data"] = tuple(path if path == "-" else os.path.abspath(path) for path in paths)
+    elif command.resume is not None and "-" in (other.get("data") or ()):
+        raise UserError(
+            "the text of this run came from standard input. Name a file with the same text: --data "
+            "FILE."
+        )
     return other | given

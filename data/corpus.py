@@ -7,25 +7,31 @@ an epoch, B examples of a batch, T time (block_size).
 import hashlib
 import json
 import math
+import os
+import re
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import Path
-from typing import Annotated
+from functools import cached_property, lru_cache
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from data.reader import TEXT_FILES, find_text_files, read_chunks
+from data.check import Findings, check_split
+from data.reader import TEXT_FILES, describe_endings, find_text_files, read_chunks
 from data.shakespeare import tiny_shakespeare
 from data.tokenizer import CharTokenizer, code_points
 from model.system.errors import UserError
 
 EVAL_BATCH_CHARS = 4096  # per evaluation batch: fits the processor's cache
 MAX_EVAL_CHARS = 1 << 20  # at most this many validation characters are evaluated
+# With `val_split` spread
+MAX_PIECES = 100
+MIN_STRETCH = 2000  # validation characters of a piece
+NEAR = 200  # a cut moves to a line end that is no farther away
 # The standard error of a loss is about this divided by √(its characters): 2.4 to 6.1 on six texts,
 # from the losses of examples of 256 characters. (Characters alone give 1.5 to 1.9, but neighbors
 # are easy or hard together.)
@@ -37,14 +43,29 @@ class DataConfig:
     """Which text, and how much of it is for validation."""
 
     data: Annotated[
-        str | None, f"text file, or folder of {TEXT_FILES} files; default: Tiny Shakespeare"
+        tuple[str, ...] | None,
+        f"text files, folders of {TEXT_FILES} files, or - for standard input; default: Tiny "
+        "Shakespeare",
     ] = None
-    encoding: Annotated[str, "encoding of the text; latin-1 reads any bytes"] = "utf-8"
-    val_fraction: Annotated[float, "share of the text, at its end, for validation", "(0, 1)"] = 0.1
+    encoding: Annotated[str, "encoding of the text"] = "utf-8"
+    val_fraction: Annotated[float, "share of the text for validation", "(0, 1)"] = 0.1
+    val_split: Annotated[
+        Literal["end", "spread"], "validation text: the end, or up to 100 stretches from everywhere"
+    ] = "end"
 
     def __post_init__(self) -> None:
-        if self.data == "":
-            raise UserError("data is empty. Name a file or folder; leave it out for Shakespeare.")
+        if isinstance(self.data, str):  # a single path, as in older checkpoints
+            object.__setattr__(self, "data", (self.data,))
+        for path in self.data or ():
+            if not path:
+                raise UserError("data is empty. Name a file or folder, or leave out --data.")
+            if re.match(r"(https?|ftp)://", path):
+                raise UserError(f"data is an address, {path}. Download it, and name the file.")
+        if len(self.data or ()) > 1 and self.data[-1].endswith(".toml"):
+            raise UserError(
+                f"--data takes all paths that follow, also {self.data[-1]}. A preset stands before "
+                "the flags."
+            )
         try:
             "".encode(self.encoding)
         except (LookupError, ValueError):
@@ -53,19 +74,29 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class Corpus:
-    """A text as token ids: the first part for training, the rest for validation."""
+    """A text as token ids: those for training first, then those for validation."""
 
     name: str
+    files: str  # how many were read and left out, for a person; empty for a single file
     tokenizer: CharTokenizer
     ids_N: np.ndarray  # of the text's own characters, sorted, in the smallest type that fits
     to_model_ids: np.ndarray  # these ids to ids of `tokenizer`, which may know more characters
-    sha256: str  # depends only on the characters and their order
-    train_chars: int  # at the start of the text; all others are for validation
+    sha256: str  # depends only on the characters and their order in the text
+    train_chars: int  # at the start of ids_N; all others are for validation
+    val_fraction: float
+    pieces: int  # of the text, each of which ends with validation text
 
     @property
     def val_chars(self) -> int:
         """Characters of the validation split."""
         return len(self.ids_N) - self.train_chars
+
+    @cached_property
+    def findings(self) -> Findings:
+        """What is wrong with the validation text, if anything."""
+        codes_V = code_points(self.tokenizer.vocab)[self.to_model_ids]
+        val_share = self.val_fraction if self.pieces == 1 else None
+        return check_split(self.ids_N, self.train_chars, codes_V, val_share)
 
     def eval_chars(self, block_size: int) -> int:
         """How many characters an evaluation predicts."""
@@ -81,15 +112,18 @@ class Corpus:
             )
 
     def describe(self, block_size: int) -> str:
-        """The sizes for a person."""
+        """The files and sizes for a person."""
         used = self.eval_chars(block_size)
+        spread = f" in {self.pieces} stretches" if self.pieces > 1 else ""
         sampled = "" if used >= self.val_chars - 1 else f" (evaluated on {used:,} of them)"
         error = CHAR_LOSS_DEVIATION / math.sqrt(used)
         uncertain = f"\n        a loss on so few of them is uncertain by about {error:.2f} nats"
+        files = f"\n        {self.files}"
         return (
             f"{self.name}: {self.train_chars:,} training characters, "
-            f"{self.val_chars:,} validation characters{sampled}, "
-            f"vocabulary of {len(self.tokenizer.vocab)}{uncertain if error > 0.03 else ''}"
+            f"{self.val_chars:,} validation characters{spread}{sampled}, "
+            f"vocabulary of {len(self.tokenizer.vocab)}{files if self.files else ''}"
+            f"{uncertain if error > 0.03 else ''}"
         )
 
     def batch(
@@ -157,16 +191,63 @@ def open_corpus(config: DataConfig, vocab: str = "") -> Corpus:
     Its vocabulary is `vocab`, that of a checkpoint, and then the text's other characters, sorted.
     Raises UserError if the text cannot be read.
     """
-    path = tiny_shakespeare() if config.data is None else Path(config.data)
-    chunks = read_chunks(find_text_files(path), config.encoding)
+    paths = [str(tiny_shakespeare())] if config.data is None else config.data
+    files, left_out = find_text_files(paths)
+    chunks = read_chunks(files, config.encoding)
     bar = tqdm(chunks, "reading the text", unit=" chunks", delay=1, disable=None)
     ids_N, text_vocab, sha256 = encode(bar)
-    train_chars = int(len(ids_N) * (1 - config.val_fraction))
+    name = "standard input" if paths[0] == "-" else paths[0]
+    name += f" and {len(paths) - 1} more" if len(paths) > 1 else ""
     if len(text_vocab) < 2:
-        raise UserError(f"{path} is empty or repeats one character. There is nothing to learn.")
+        raise UserError(f"{name} is empty or repeats one character. There is nothing to learn.")
     tokenizer = CharTokenizer(vocab + "".join(sorted(set(text_vocab) - set(vocab))))
     to_model_ids = tokenizer.encode(text_vocab)
-    return Corpus(str(path), tokenizer, ids_N, to_model_ids, sha256, train_chars)
+
+    pieces = count_pieces(len(ids_N), config.val_fraction, config.val_split)
+    line_end = text_vocab.find("\n" if "\n" in text_vocab else "\r")
+    stretches = np.split(ids_N, cuts(ids_N, config.val_fraction, pieces, line_end))
+    if pieces > 1:
+        ids_N = np.concatenate(stretches[::2] + stretches[1::2])
+    summary = ""
+    if len(paths) > 1 or os.path.isdir(paths[0]):
+        summary = f"{len(ids_N):,} characters of {len(files):,} files"
+        summary += f"; left out: {describe_endings(left_out)}" if left_out else ""
+    return Corpus(
+        name=name,
+        files=summary,
+        tokenizer=tokenizer,
+        ids_N=ids_N,
+        to_model_ids=to_model_ids,
+        sha256=sha256,
+        train_chars=sum(map(len, stretches[::2])),
+        val_fraction=config.val_fraction,
+        pieces=pieces,
+    )
+
+
+def count_pieces(length: int, val_fraction: float, val_split: str) -> int:
+    """How many pieces a text is cut into, each with validation text at its end."""
+    val_chars = length - int(length * (1 - val_fraction))
+    return max(1, min(MAX_PIECES, val_chars // MIN_STRETCH)) if val_split == "spread" else 1
+
+
+def cuts(ids_N: np.ndarray, val_fraction: float, pieces: int, line_end: int) -> np.ndarray:
+    """Where the stretches of a text end, but the last: training, validation, training, ...
+
+    Each of `pieces` equal pieces ends with validation text. Between several, a cut moves behind the
+    nearest `line_end`, if one is within NEAR characters.
+    """
+    edges = np.linspace(0, len(ids_N), pieces + 1).astype(int)
+    train_ends = edges[:-1] + (np.diff(edges) * (1 - val_fraction)).astype(int)
+    positions = np.stack((train_ends, edges[1:]), axis=1).flatten()[:-1]
+    if pieces == 1:
+        return positions
+    for i, position in enumerate(positions):
+        start = max(position - NEAR - 1, 0)
+        near = start + 1 + np.flatnonzero(ids_N[start : position + NEAR] == line_end)
+        if len(near):
+            positions[i] = near[np.abs(near - position).argmin()]
+    return np.maximum.accumulate(positions)  # short stretches may have vanished
 
 
 def encode(chunks: Iterable[str]) -> tuple[np.ndarray, str, str]:

@@ -5,42 +5,86 @@ one file, treat files with that ending in another way.
 """
 
 import codecs
+import contextlib
 import fnmatch
 import os
-from collections.abc import Iterator
+import re
+import stat
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from model.system.errors import UserError
 
-TEXT_FILES = "*.txt"  # what is read of a folder; a file that is named is always read
+TEXT_FILES = "*.txt"  # what is read of a folder, in any case; a file that is named is always read
+STANDARD_INPUT = Path("-")
 CHUNK = 1 << 18  # bytes read at a time, so that memory does not grow with the text
+# How files begin that people take for text
+FORMATS = {
+    b"\x1f\x8b": "compressed (gzip)",
+    b"BZh91AY&SY": "compressed (bzip2)",
+    b"\xfd7zXZ": "compressed (xz)",
+    b"\x28\xb5\x2f\xfd": "compressed (zstd)",
+    b"7z\xbc\xaf": "a 7-Zip archive",
+    b"Rar!": "a RAR archive",
+    b"PK\x03\x04": "a ZIP archive, as office documents and e-books are (.docx, .odt, .epub)",
+    b"\xd0\xcf\x11\xe0": "an office document (such as .doc or .xls)",
+    b"{\\rtf": "an office document (RTF)",
+    b"%PDF-": "a PDF",
+}
 
 
-def find_text_files(path: Path) -> list[Path]:
-    """The file itself, or the TEXT_FILES of a folder and its subfolders, sorted by path.
+def find_text_files(paths: Sequence[str]) -> tuple[list[Path], Counter[str]]:
+    """The files to read, in order, and how many were left out, by their ending.
 
-    Names that begin with a dot are left out. Raises UserError if there are no files, or a folder
-    cannot be read or is a link (which might lead back).
+    A path is a file (or a pipe, or - for standard input), or a folder, which stands for the
+    TEXT_FILES in it and its subfolders, in the order in which a person counts. Names that begin
+    with a dot are left out. Raises UserError if a folder has no such files or cannot be read, or is
+    a link in a folder (which might lead back).
     """
-    if os.path.isfile(path):
-        return [path]
 
     def refuse(error: OSError) -> NoReturn:
         raise UserError(f"{error.filename} cannot be read: {error.strerror}. Use another --data.")
 
-    files = []
-    for folder, subfolders, names in os.walk(path, onerror=refuse):
-        for name in fnmatch.filter(names, TEXT_FILES):
-            if os.path.isfile(file := Path(folder, name)) and not name.startswith("."):
-                files.append(file)
-        subfolders[:] = [name for name in subfolders if not name.startswith(".")]
-        for name in subfolders:
-            if os.path.islink(linked := Path(folder, name)):
-                raise UserError(f"{linked} is a link to a folder. Name the folder itself.")
-    if not files:
-        raise UserError(f"{path} has no {TEXT_FILES} files.")
-    return sorted(files)
+    files, left_out = [], Counter()
+    for path in map(Path, paths):
+        if path == STANDARD_INPUT or (os.path.exists(path) and not os.path.isdir(path)):
+            files.append(path)
+            continue
+        found, others = [], Counter()
+        for folder, subfolders, names in os.walk(path, onerror=refuse):
+            for name in names:
+                file = Path(folder, name)
+                if name.startswith(".") or not os.path.isfile(file):
+                    continue
+                if fnmatch.fnmatchcase(name.lower(), TEXT_FILES):
+                    found.append(file)
+                else:
+                    others[file.suffix.lower() or "without an ending"] += 1
+            subfolders[:] = [name for name in subfolders if not name.startswith(".")]
+            for name in subfolders:
+                if os.path.islink(linked := Path(folder, name)):
+                    raise UserError(f"{linked} is a link to a folder. Name the folder itself.")
+        if not found:
+            there = f"It has {describe_endings(others)}; name those" if others else "Name files"
+            raise UserError(f"{path} has no {TEXT_FILES} files. {there} that are text: --data A B.")
+        files += sorted(found, key=counting_order)
+        left_out += others
+    return files, left_out
+
+
+def counting_order(path: Path) -> list[list]:
+    """A key to sort paths by: numbers in names by their value, letters without regard to case."""
+    folded = [re.split(r"(\d+)", part.casefold()) for part in path.parts]
+    numbers = [[int(x) if i % 2 else x for i, x in enumerate(part)] for part in folded]
+    return [numbers, list(path.parts)]
+
+
+def describe_endings(counts: Counter[str]) -> str:
+    """For a person: "2 .md, 1 .py"."""
+    return ", ".join(f"{count:,} {ending}" for ending, count in counts.most_common())
 
 
 def read_chunks(files: list[Path], encoding: str) -> Iterator[str]:
@@ -54,29 +98,54 @@ def read_chunks(files: list[Path], encoding: str) -> Iterator[str]:
 def read_file(file: Path, encoding: str) -> Iterator[str]:
     """The text of one plain text file in chunks, without a byte order mark.
 
-    Raises UserError if the file cannot be read; it names the first byte that cannot be decoded.
+    Raises UserError if the file cannot be read, is no plain text, or changes meanwhile; it names
+    the first byte that cannot be decoded.
     """
+    is_standard_input = file == STANDARD_INPUT
+    name = "standard input" if is_standard_input else file
     decoder = codecs.getincrementaldecoder(encoding)()
     size = 0
     try:
-        with open(file, "rb") as stream:
+        before = state_of(file)
+        with contextlib.ExitStack() as stack:
+            stream = sys.stdin.buffer if is_standard_input else stack.enter_context(file.open("rb"))
             chunk = None
             while chunk != b"":
                 chunk = stream.read(CHUNK)
                 size += len(chunk)
+                is_first = size == len(chunk)
+                for start, what in FORMATS.items() if is_first else ():
+                    if chunk.startswith(start):
+                        raise UserError(
+                            f"{name} is {what}. Unpack it, or convert it to plain text, first."
+                        )
                 text = decoder.decode(chunk, final=not chunk)
-                yield text.removeprefix("\ufeff") if size == len(chunk) else text
+                if "\0" in text:
+                    raise UserError(
+                        f"{name} has NUL characters, so it is no {encoding} text: it is binary, or "
+                        "UTF-16 (--encoding utf-16)."
+                    )
+                yield text.removeprefix("\ufeff") if is_first else text
+        if state_of(file) != before:
+            raise UserError(f"{name} changed while it was read. Copy it first, and use the copy.")
     except UnicodeError as error:
         problem = str(error)
         if isinstance(error, UnicodeDecodeError):
             offset = size - len(error.object) + error.start
             problem = f"byte 0x{error.object[error.start]:02x} at offset {offset}"
         raise UserError(
-            f"{file} is not {encoding}: {problem}. "
-            "Convert it, or train with its --encoding (latin-1 reads any bytes)."
+            f"{name} is not {encoding}: {problem}. Convert it, or train with its --encoding (of "
+            "Windows often cp1252, utf-16)."
         ) from None
     except OSError as error:
-        raise UserError(f"{file} cannot be read: {error.strerror}.") from None
+        raise UserError(f"{name} cannot be read: {error.strerror}.") from None
+
+
+def state_of(file: Path) -> tuple[int, int] | None:
+    """What changes when somebody writes to a file; None for a pipe."""
+    if file == STANDARD_INPUT or not stat.S_ISREG((info := os.stat(file)).st_mode):
+        return None
+    return info.st_size, info.st_mtime_ns
 
 
 def read_text(file: Path, encoding: str) -> str:

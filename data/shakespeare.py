@@ -8,8 +8,9 @@ import urllib.request
 import zipfile
 from pathlib import Path
 
-from model.system.errors import UserError, print_line
+from model.system.errors import UserError
 from model.system.files import atomic_write
+from model.system.terminal import print_line
 
 URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"

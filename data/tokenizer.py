@@ -3,9 +3,18 @@
 Shapes: T characters of a text, V vocabulary.
 """
 
+import re
+import unicodedata
+
 import numpy as np
 
 from model.system.errors import UserError
+
+ESCAPE_HINT = "A line end is written $'\\n' in a shell."
+# Characters that are taken for each other: quotes, dashes, spaces, letters of three alphabets
+LOOK_ALIKES = ["'’‘‛`´′ʼ", '"“”„‟″«»', "-‐‑‒–—―−", " \u00a0\u2009\u202f\u3000\t"]
+LOOK_ALIKES += ["aа", "cс", "eе", "iі", "oоο", "pр", "xх", "yу", "AАΑ", "BВΒ", "CС", "EЕΕ", "HНΗ"]
+LOOK_ALIKES += ["IІΙ", "KКΚ", "MМΜ", "NΝ", "OОΟ", "PРΡ", "TТΤ", "XХΧ", "YΥ", "ZΖ"]
 
 
 class CharTokenizer:
@@ -22,12 +31,42 @@ class CharTokenizer:
         """`text` to ids_T, int64. Raises UserError, naming the text and its unknown characters."""
         ids_T = self.id_of_code_point[np.minimum(code_points(text), len(self.id_of_code_point) - 1)]
         if (ids_T < 0).any():
-            unknown = sorted(set(text).difference(self.vocab))
-            raise UserError(
-                f"{name} has characters that are not in the vocabulary ({len(unknown)}): "
-                + " ".join(map(repr, unknown[:50]))
-            )
+            raise UserError(f"{name} has {describe_unknown(text, self.vocab)}")
         return ids_T
+
+
+def describe_unknown(text: str, vocab: str) -> str:
+    """Which characters of `text` are not in the vocabulary, and what is probably the cause."""
+    known = set(vocab)
+    unknown = sorted(set(text) - known)
+    hints = []
+    if "\\" in unknown and re.search(r"\\[nrt]", text):
+        hints.append(ESCAPE_HINT)
+    if "\r" in unknown:
+        hints.append("Its line ends are those of Windows or old Macs; convert them to \\n.")
+    if "\n" in unknown and "\r" in known:
+        hints.append("The line ends of the vocabulary are \\r.")
+    for form in ("NFC", "NFD", "NFKC"):
+        if len(set(unicodedata.normalize(form, text)) - known) < len(unknown):
+            hints.append(f"Fewer are unknown in the normal form {form}: convert it.")
+            break
+    for character in unknown:
+        likes = "".join(group for group in LOOK_ALIKES if character in group)
+        similar = [c for c in likes + character.lower() + character.upper() if c in known]
+        if similar:
+            hints.append(f"{character!r} is not {similar[0]!r}, which is known.")
+    return " ".join(
+        [
+            f"characters that are not in the vocabulary ({len(unknown)}):",
+            *map(repr, unknown[:50]),
+            *(["(" + " ".join(hints[:5]) + ")"] if hints else []),
+        ]
+    )
+
+
+def decode(ids_T: np.ndarray, codes_V: np.ndarray) -> str:
+    """The text of these ids; codes_V are the code points of the vocabulary."""
+    return codes_V[ids_T].astype("<u4").tobytes().decode("utf-32-le", "surrogatepass")
 
 
 def code_points(text: str) -> np.ndarray:

@@ -42,6 +42,7 @@ class Checkpoint:
     step: int = 0  # optimizer steps done
     val_loss: float | None = None  # nats per character, measured at val_step
     val_step: int | None = None
+    first_val_loss: float | None = None
     best_val_loss: float | None = None
     best_step: int | None = None
     evals_since_best: int = 0
@@ -61,6 +62,8 @@ class Checkpoint:
         is_new = self.step != self.val_step  # a resumed run repeats the last one
         is_best = self.best_val_loss is None or val_loss < self.best_val_loss
         self.val_loss, self.val_step = val_loss, self.step
+        if self.first_val_loss is None:
+            self.first_val_loss = val_loss
         self.evals_since_best += is_new
         if is_best:
             self.best_val_loss, self.best_step, self.evals_since_best = val_loss, self.step, 0

@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from model.attention import Cache
-from model.system.errors import AbortError, print_line
+from model.system.errors import AbortError
+from model.system.terminal import print_line
 
 # Appends token ids ids_BT, returns the next-token logits_BV.
 StepFn = Callable[[np.ndarray], np.ndarray]
@@ -72,8 +73,8 @@ def sample_ids(probs_BV: np.ndarray, uniform_B: np.ndarray) -> np.ndarray:
 
 
 def first_character(vocab: str) -> str:
-    """What stands in for an empty prompt: a newline, or the vocabulary's first character."""
-    return "\n" if "\n" in vocab else vocab[0]
+    """What stands in for an empty prompt: a line end, or the vocabulary's first character."""
+    return next((c for c in "\n\r" if c in vocab), vocab[0])
 
 
 @torch.no_grad()

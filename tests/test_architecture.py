@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "train.py": {"configs", "data", "model"},
     "sample.py": {"configs", "data", "model"},
     "configs": {"configs", "data", "model"},
-    "data": {"data", "model.system.errors", "model.system.files"},
+    "data": {"data", "model.system.errors", "model.system.files", "model.system.terminal"},
     "model": NETWORK | {"model.system"},
     "model/networks": {"model.network", "model.attention", "model.dropout", "model.system.errors"},
     "model/inspect": {"model.attention", "model.inspect", "model.system"},

@@ -1,5 +1,6 @@
 """Wrong input ends with one line that says what is wrong, exit status 2, and no file changed."""
 
+import gzip
 import io
 import shlex
 import shutil
@@ -20,6 +21,15 @@ FILES = {
     "latin.txt": ("é" + LINES).encode("latin-1"),
     "other.txt": LINES.replace("moon", "noom").encode(),
     "folder/readme.md": b"no text here, exactly",
+    "empty_folder/.hidden.txt": b"a text",
+    "preset.toml": b"",
+    "text.gz": gzip.compress(LINES.encode()),
+    "novel.docx": b"PK\x03\x04and so on",
+    "paper.pdf": b"%PDF-1.7\n",
+    "letter.doc": b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1",
+    "wide.txt": LINES.encode("utf-16"),
+    "unknown.txt": "яяя".encode(),
+    "windows.txt": b"KATE:\r\n",
     "other_run/best.pt": b"",
 }
 # The program and its arguments; words that the error must have. Training starts with small sizes
@@ -30,8 +40,19 @@ CASES = [
     ("train.py --data empty.txt", "empty.txt is empty"),
     ("train.py --data short.txt --val_fraction 0.999", "0 training"),
     ("train.py --data short.txt", "90 training", "10 validation", "is 16", "--val_fraction"),
-    ("train.py --data folder", "folder has no *.txt files"),
-    ("train.py --data /dev/null", "/dev/null cannot be read", "--data"),
+    ("train.py --data folder", "folder has no *.txt files", "1 .md", "--data A B"),
+    ("train.py --data empty_folder", "empty_folder has no *.txt files"),
+    ("train.py --data /dev/null", "/dev/null is empty"),
+    ("train.py --data good.txt preset.toml", "also", "preset.toml", "before the flags"),
+    ("train.py --data https://example.org/a.txt", "is an address", "Download"),
+    ("train.py --data good.txt --data ''", "data is empty"),
+    ("train.py --data text.gz", "text.gz is compressed (gzip)"),
+    ("train.py --data text.gz --encoding latin-1", "text.gz is compressed (gzip)"),
+    ("train.py --data novel.docx good.txt", "novel.docx is a ZIP archive", ".docx"),
+    ("train.py --data paper.pdf", "paper.pdf is a PDF"),
+    ("train.py --data letter.doc", "letter.doc is an office document"),
+    ("train.py --data wide.txt", "wide.txt is not utf-8", "utf-16"),
+    ("train.py --data wide.txt --encoding latin-1", "wide.txt has NUL characters", "utf-16"),
     ("train.py --resume stranger", "stranger has no config.toml"),
     ("train.py --device hpu --data missing.txt", "device 'hpu' is not on this machine"),
     ("train.py --n_layer -3", "argument --n_layer: -3 is not in [1, 1000]"),
@@ -59,7 +80,9 @@ CASES = [
     ("sample.py --prompt KATE --prompt_file good.txt", "prompt and prompt_file"),
     ("sample.py --prompt_file latin.txt", "latin.txt is not utf-8"),
     ("sample.py --score empty.txt", "empty.txt is empty"),
-    ("sample.py --score folder/readme.md", "folder/readme.md has", "'x'"),
+    ("sample.py --score unknown.txt", "unknown.txt has only characters", "'я'"),
+    (r"sample.py --stop '\n'", "stop", r"'\\'", r"$'\n' in a shell"),
+    ("sample.py --prompt_file windows.txt", "the prompt", r"'\r'", "line ends"),
     ("sample.py --score good.txt --prompt KATE", "prompt and score"),
     ("sample.py --top_p 0", "argument --top_p: 0 is not in (0, 1]"),
     ("sample.py --attention page.html --interactive", "interactive", "attention"),

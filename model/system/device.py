@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from model.system.errors import UserError, print_line
+from model.system.errors import UserError
 from model.system.processes import Processes
+from model.system.terminal import print_line
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Errors and how they are reported; signals; closed pipes."""
+"""Errors and how they are reported; signals."""
 
 import contextlib
 import functools
@@ -7,15 +7,8 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from typing import TextIO
 
-from tqdm import tqdm
-
-# A corpus may hold escape sequences that would take over a terminal. Carriage returns are dropped.
-CONTROL_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"}
-CONTROL_PICTURES |= dict.fromkeys(range(127, 160), "�") | {ord("\r"): ""}
-# Line separators, and what overrides the direction of a line.
-CONTROL_PICTURES |= dict.fromkeys([*range(0x2028, 0x202F), *range(0x2066, 0x206A)], "�")
+from model.system.terminal import print_line, redirect_to_devnull
 
 
 class UserError(ValueError):
@@ -47,33 +40,13 @@ def report_errors(main: Callable[[list[str]], None]) -> Callable[..., int]:
         except BrokenPipeError:  # the reader, such as head, has enough
             redirect_to_devnull(sys.stdout)
         except (UserError, AbortError, OSError) as error:
+            if isinstance(error, OSError) and isinstance(error.filename, bytes):
+                error.filename = os.fsdecode(error.filename)  # of TensorBoard's files
             print_line("error: " + " ".join(str(error).split()), sys.stderr)
             return 2 if isinstance(error, UserError) else 1
         return 0
 
     return wrapper
-
-
-def escape_control_chars(text: str, stream: TextIO) -> str:
-    """`text` for `stream`: on a terminal, control characters are replaced by visible symbols."""
-    return text.translate(CONTROL_PICTURES) if stream.isatty() else text
-
-
-def print_line(text: str, stream: TextIO) -> None:
-    """Print `text`, above the progress bar if there is one.
-
-    If the reader is gone (`| head`, a closed terminal), only the text is lost.
-    """
-    try:
-        with tqdm.external_write_mode(stream):
-            print(escape_control_chars(text, stream), file=stream, flush=True)
-    except OSError:
-        redirect_to_devnull(stream)
-
-
-def redirect_to_devnull(stream: TextIO) -> None:
-    """Discard all further output to `stream`, also that of the interpreter's flush at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 @contextlib.contextmanager

@@ -10,8 +10,8 @@ from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 from tqdm import tqdm
 
-from model.system.errors import print_line
 from model.system.files import atomic_write
+from model.system.terminal import print_line
 
 
 class SilentLogger:
@@ -42,7 +42,8 @@ class Logger:
         self.train = SummaryWriter(str(run_dir / "train"), purge_step=step)
         self.val = SummaryWriter(str(run_dir / "val"), purge_step=step)
         # In the HParams tab: the config, and the curve of this tag (0.0 is a placeholder).
-        for summary in hparams(config, {"loss_best": 0.0}):
+        values = {key: str(v) if isinstance(v, tuple) else v for key, v in config.items()}
+        for summary in hparams(values, {"loss_best": 0.0}):
             self.val.file_writer.add_summary(summary)
         # disable=None: no bar unless on a terminal
         self.bar = tqdm(
@@ -50,8 +51,8 @@ class Logger:
         )
 
     def print(self, text: str) -> None:
-        """Print to standard error."""
-        print_line(text, sys.stderr)
+        """Print to standard output."""
+        print_line(text, sys.stdout)
 
     def show_progress(self, step: int, progress: float) -> None:
         """Move the bar. The total is the number of steps that are expected."""

@@ -38,6 +38,7 @@ NEW_KEYS = {  # a type, its default, values on the command line and what they me
     "bool": (Annotated[bool, HELP], False, {None: True}, ["yes"]),
     "text": (Annotated[str, HELP], "a", {"-b c": "-b c"}, ["\udcff", "a\0b"]),
     "optional text": (Annotated[str | None, HELP], None, {"None": "None"}, []),
+    "texts": (Annotated[tuple[str, ...] | None, HELP], None, {"-b c": ("-b c",)}, ["a\0b"]),
     "choice": (Annotated[Literal["relu", "gelu"], HELP], "relu", {"gelu": "gelu"}, ["tanh", ""]),
 }
 
@@ -92,7 +93,8 @@ def test_a_new_config_key_becomes_a_flag_a_toml_key_and_a_line_of_help(
                 words += f" (by the recipe; {key.default} with a preset)"
             elif key.default not in (None, ""):
                 words += f" (default {key.default})"
-            assert re.search(rf" --{key.name},? \S+ {re.escape(words)}", output), key.name
+            flag = rf"--{key.name},? \S+( \[TEXT \.\.\.\])?"
+            assert re.search(f" {flag} {re.escape(words)}", output), key.name
 
 
 @pytest.mark.parametrize(
@@ -121,7 +123,7 @@ def test_compile_may_be_written_as_in_nanogpt_and_its_result_is_trained_in_the_d
 
 
 train_values = {
-    "data": st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1),
+    "data": st.tuples(st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1)),
     "max_iters": st.integers(1, 2**63 - 1),
     "learning_rate": st.floats(0, 1e30),
     "compile": st.sampled_from(["auto", "on", "off"]),
@@ -129,7 +131,8 @@ train_values = {
 
 
 @given(st.fixed_dictionaries({}, optional=train_values))
-@example({"data": '\x7f\x85\\"'})
+@example({"data": ('\x7f\x85\\"',)})
+@example({"data": ("a.txt", "é b.txt", "-"), "val_split": "spread"})
 def test_a_config_survives_toml_and_dict(values):
     config = make_config(TrainConfig, values)
     Path("p.toml").write_text(to_toml(config), "utf-8", newline="")
@@ -212,7 +215,7 @@ def test_flags_override_the_preset_and_the_preset_overrides_defaults():
     assert (config.model.n_layer, config.model.n_embd) == (5, 96)
     assert config.model.n_head == 6  # does not divide the default n_embd, but the preset's
     assert config.model.block_size == TrainConfig().model.block_size
-    assert config.corpus.data == str(Path.cwd() / "é")  # a run resumes from any folder
+    assert config.corpus.data == (str(Path.cwd() / "é"),)  # a run resumes from any folder
     assert config.optim.max_iters == TrainConfig().optim.max_iters  # not the recipe's
 
 

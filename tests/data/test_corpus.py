@@ -7,18 +7,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from data import corpus
 from data.corpus import Corpus, DataConfig, encode, open_corpus
+from data.tokenizer import code_points, decode
 from tests.conftest import LINES
 
 
-def numbered_text(length: int, val_fraction: float = 0.1) -> Corpus:
+def numbered_text(length: int, val_fraction: float = 0.1, val_split: str = "end") -> Corpus:
     """A text of different characters in order, so that an id is a position."""
-    Path("numbered.txt").write_text("".join(map(chr, range(0x4E00, 0x4E00 + length))), "utf-8")
-    return open_corpus(DataConfig("numbered.txt", val_fraction=val_fraction))
+    text = "".join(map(chr, range(0x10000, 0x10000 + length)))
+    Path("numbered.txt").write_text(text, "utf-8")
+    return open_corpus(DataConfig("numbered.txt", val_fraction=val_fraction, val_split=val_split))
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1), min_size=1))
@@ -72,6 +74,52 @@ def test_an_epoch_uses_every_example_once(length, block_size, seed, epoch):
     assert targets.max() < length
 
 
+@given(st.integers(50, 90_000), st.floats(0.01, 0.9), st.sampled_from(["end", "spread"]))
+@settings(max_examples=50, suppress_health_check=list(HealthCheck))
+def test_training_and_validation_use_each_character_once(length, val_fraction, val_split):
+    """And in the order of the text."""
+    opened = numbered_text(length, val_fraction, val_split)
+    train_N, val_N = np.split(opened.ids_N.astype(int), [opened.train_chars])
+    assert set(train_N) | set(val_N) == set(range(length))
+    assert len(train_N) + len(val_N) == length
+    assert (np.diff(train_N) > 0).all()
+    assert (np.diff(val_N) > 0).all()
+    nominal = length - int(length * (1 - val_fraction))
+    assert len(val_N) == pytest.approx(nominal, abs=opened.pieces)
+    assert opened.pieces == (max(1, min(100, nominal // 2000)) if val_split == "spread" else 1)
+    if opened.pieces == 1:
+        assert opened.train_chars == int(length * (1 - val_fraction))
+        return
+    stretches = np.split(val_N, np.flatnonzero(np.diff(val_N) > 1) + 1)
+    assert len(stretches) == opened.pieces  # one at the end of each equal piece
+    ends = np.array([stretch[-1] + 1 for stretch in stretches])
+    np.testing.assert_allclose(ends, length / opened.pieces * np.arange(1, len(ends) + 1), atol=1)
+    assert np.ptp([len(stretch) for stretch in stretches]) <= 2
+
+
+@given(st.lists(st.integers(0, 50_000), max_size=200), st.floats(0.01, 0.99), st.integers(2, 100))
+@settings(max_examples=50)
+def test_stretches_end_at_line_ends_that_are_near(line_ends, val_fraction, pieces):
+    ids_N = np.zeros(50_000, np.uint8)
+    ids_N[[end for end in line_ends if end < len(ids_N)]] = 1
+    even = corpus.cuts(ids_N * 0, val_fraction, pieces, line_end=1)
+    moved = corpus.cuts(ids_N, val_fraction, pieces, line_end=1)
+    assert (np.diff(moved) >= 0).all()
+    assert np.abs(moved - even).max() <= 200
+    for before, after, previous in zip(even, moved, [0, *moved], strict=False):
+        near = set(range(before - 200, before + 201)) & {end + 1 for end in line_ends}
+        is_nearest = near and abs(after - before) == min(abs(end - before) for end in near)
+        assert (is_nearest and after in near) or after in (before if not near else None, previous)
+
+
+def test_lines_stay_whole_where_they_are_short():
+    Path("lines.txt").write_text("".join(f"line {i}\r\n" for i in range(9_000)))
+    opened = open_corpus(DataConfig("lines.txt", val_split="spread"))
+    assert opened.pieces > 1
+    text = decode(opened.ids_N, code_points(opened.tokenizer.vocab)).split("\r\n")
+    assert sorted(text) == sorted(["", *(f"line {i}" for i in range(9_000))])
+
+
 def test_the_order_of_examples_is_random_and_different_in_every_epoch_and_for_every_seed():
     keys = [(1, 0), (1, 1), (1, 2), (2, 0)]
     orders = [np.argsort(corpus.shuffled_starts(10_000, 10, seed, epoch)) for seed, epoch in keys]
@@ -96,6 +144,16 @@ def test_evaluation_predicts_every_validation_character_but_the_first_once(block
         _, y_BT = opened.gather_examples(starts_B, T)
         targets += y_BT.flatten().tolist()
     assert targets == list(range(opened.train_chars + 1, 640))
+
+
+def test_several_paths_and_a_folder_are_described(elsewhere):
+    for name in ("in/1.txt", "in/2.TXT", "in/3.md", "in/4.md", "in/5.py", "b.csv"):
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_text("some text")
+    opened = open_corpus(DataConfig(("in", "b.csv")))
+    assert "in and 1 more: 26 training characters" in opened.describe(2)
+    assert "29 characters of 3 files; left out: 2 .md, 1 .py" in opened.describe(2)
+    assert open_corpus(DataConfig("b.csv")).files == ""
 
 
 def test_a_huge_validation_split_is_evaluated_at_even_distances(monkeypatch):

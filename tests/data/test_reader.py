@@ -1,20 +1,68 @@
 """Tests of the reader: files to text."""
 
+import io
 import os
+import re
+import sys
+import threading
 from pathlib import Path
 
 import pytest
 
-from data.reader import find_text_files, read_chunks, read_text
+from data.reader import FORMATS, find_text_files, read_chunks, read_file, read_text
 from model.system.errors import UserError
 
 
-def test_the_text_files_of_a_folder_are_joined_by_newlines_in_order_of_their_paths(tmp_path):
+def test_the_text_files_of_a_folder_are_joined_by_newlines_as_a_person_counts(tmp_path):
     (tmp_path / "a.txt").mkdir()
-    for name in ("b.txt", "a.txt/z.txt", "a.txt/c.txt", "d.md"):
+    (tmp_path / "b 11").mkdir()
+    (tmp_path / "b 2").mkdir()
+    names = ["a.txt/1.txt", "a.txt/2.TXT", "a.txt/10.txt", "b 2/x.txt", "b 11/x.txt", "C3.txt"]
+    names += ["c12b2.txt", "c12b11.txt", "d.txt"]
+    for name in (*names[::-1], "e.md", "f.md", "g.py", "h", ".i.md"):
         (tmp_path / name).write_text(name)
-    chunks = read_chunks(find_text_files(tmp_path), "utf-8")
-    assert "".join(chunks) == "a.txt/c.txt\na.txt/z.txt\nb.txt"
+    files, left_out = find_text_files([str(tmp_path)])
+    assert [str(file.relative_to(tmp_path)) for file in files] == names
+    assert "".join(read_chunks(files, "utf-8")) == "\n".join(names)
+    assert left_out == {".md": 2, ".py": 1, "without an ending": 1}
+
+
+def test_several_paths_are_read_in_their_order_whatever_their_endings(tmp_path):
+    for name in ("b.md", "a.txt", "folder/c.txt", "folder/d.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    paths = [str(tmp_path / name) for name in ("b.md", "folder", "a.txt")]
+    files, left_out = find_text_files(paths)
+    assert "".join(read_chunks(files, "utf-8")) == "b.md\nfolder/c.txt\na.txt"
+    assert left_out == {".py": 1}
+
+
+def test_a_pipe_and_standard_input_are_read(tmp_path, monkeypatch):
+    os.mkfifo(tmp_path / "pipe")
+    writer = threading.Thread(target=(tmp_path / "pipe").write_text, args=["from a pipe"])
+    writer.start()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("é".encode())))
+    files, _ = find_text_files([str(tmp_path / "pipe"), "-"])
+    assert "".join(read_chunks(files, "utf-8")) == "from a pipe\né"
+    writer.join()
+
+
+def test_a_text_that_changes_while_it_is_read_is_refused(text_file, monkeypatch):
+    monkeypatch.setattr("data.reader.CHUNK", 100)
+    chunks = read_file(text_file, "utf-8")
+    assert len(next(chunks)) == 100
+    with text_file.open("a") as log:
+        log.write("one line more\n")
+    with pytest.raises(UserError, match="changed while it was read. Copy it first"):
+        list(chunks)
+
+
+@pytest.mark.parametrize("start", FORMATS)
+def test_a_format_that_is_no_text_is_named(text_file, start):
+    text_file.write_bytes(start + b"\x00\xff" * 9)
+    for encoding in ("utf-8", "latin-1"):
+        with pytest.raises(UserError, match=re.escape(f"{text_file} is {FORMATS[start]}")):
+            read_text(text_file, encoding)
 
 
 def test_a_folder_is_read_whole_but_for_hidden_names_or_refused(tmp_path, monkeypatch):
@@ -22,10 +70,10 @@ def test_a_folder_is_read_whole_but_for_hidden_names_or_refused(tmp_path, monkey
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("text")
     (tmp_path / "g.txt").symlink_to("a/b.txt")
-    assert find_text_files(tmp_path) == [tmp_path / "a/b.txt", tmp_path / "g.txt"]
+    assert find_text_files([tmp_path])[0] == [tmp_path / "a/b.txt", tmp_path / "g.txt"]
     (tmp_path / "linked").symlink_to("a")
     with pytest.raises(UserError, match="linked is a link to a folder"):
-        find_text_files(tmp_path)
+        find_text_files([tmp_path])
     (tmp_path / "linked").unlink()
 
     def scandir(path):  # root may read every folder
@@ -36,7 +84,7 @@ def test_a_folder_is_read_whole_but_for_hidden_names_or_refused(tmp_path, monkey
     scandir_of_os = os.scandir
     monkeypatch.setattr(os, "scandir", scandir)
     with pytest.raises(UserError, match="a cannot be read: Permission denied"):
-        find_text_files(tmp_path)
+        find_text_files([tmp_path])
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16-le", "utf-32-be"])

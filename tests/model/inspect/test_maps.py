@@ -1,8 +1,10 @@
 """Tests of the images of attention."""
 
 import numpy as np
+import pytest
 import torch
 
+from model.inspect import maps
 from model.inspect.maps import CELL, draw_weights
 
 
@@ -16,3 +18,18 @@ def test_an_image_is_the_darker_the_larger_a_weight_and_names_the_characters():
     assert (shades_TT.min(), shades_TT.max()) == (0, 255)
     assert len({row.tobytes() for row in np.split(image[:, : 2 * CELL], 7)}) == 6  # two are empty
     assert len({column.tobytes() for column in np.split(image[: 2 * CELL], 7, axis=1)}) == 6
+
+
+@pytest.mark.parametrize("fonts", [maps.FONTS, ()], ids=["all fonts", "the font of Pillow"])
+def test_characters_without_a_glyph_have_labels_that_differ(fonts, monkeypatch):
+    monkeypatch.setattr(maps, "FONTS", fonts)
+    maps.load_fonts.cache_clear()
+    maps.draw_label.cache_clear()
+    vocab = "月光水नमस😀\u200d\u3000\n\tab"
+    image = draw_weights(torch.zeros(len(vocab), len(vocab)), vocab, list(range(len(vocab))))
+    labels = np.split(image[2 * CELL :, : 2 * CELL], len(vocab))
+    labels_of_columns = np.split(image[: 2 * CELL, 2 * CELL :], len(vocab), axis=1)
+    assert len({label.tobytes() for label in labels}) == len(vocab)
+    assert len({label.tobytes() for label in labels_of_columns}) == len(vocab)
+    maps.load_fonts.cache_clear()
+    maps.draw_label.cache_clear()

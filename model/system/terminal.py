@@ -1,0 +1,55 @@
+"""Text for a terminal or a file: line ends, control characters, width, closed pipes."""
+
+import os
+import re
+import unicodedata
+from typing import TextIO
+
+from tqdm import tqdm
+
+# A corpus may hold escape sequences that would take over a terminal.
+CONTROL_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"}
+CONTROL_PICTURES |= dict.fromkeys(range(127, 160), "�")
+# Line separators, and what overrides the direction of a line.
+CONTROL_PICTURES |= dict.fromkeys([*range(0x2028, 0x202F), *range(0x2066, 0x206A)], "�")
+
+
+def print_line(text: str, stream: TextIO) -> None:
+    """Print `text`, above the progress bar if there is one.
+
+    If the reader is gone (`| head`, a closed terminal), only the text is lost.
+    """
+    try:
+        with tqdm.external_write_mode(stream):
+            print(escape_control_chars(text, stream), file=stream, flush=True)
+    except OSError:
+        redirect_to_devnull(stream)
+
+
+def escape_control_chars(text: str, stream: TextIO) -> str:
+    """`text` for `stream`: on a terminal, control characters are replaced by visible symbols."""
+    return unify_line_ends(text).translate(CONTROL_PICTURES) if stream.isatty() else text
+
+
+def unify_line_ends(text: str) -> str:
+    r"""`text` with "\n" instead of "\r\n" (Windows) and "\r" (old Macs)."""
+    return re.sub("\r\n?", "\n", text)
+
+
+def cut_to_width(line: str, width: int) -> str:
+    """The start of `line` that fits into `width` columns of a terminal.
+
+    East Asian characters and emoji take two, combining marks none.
+    """
+    columns = 0
+    for i, character in enumerate(line):
+        if unicodedata.category(character) not in ("Mn", "Me", "Cf"):
+            columns += 2 if unicodedata.east_asian_width(character) in "WF" else 1
+        if columns > width:
+            return line[:i]
+    return line
+
+
+def redirect_to_devnull(stream: TextIO) -> None:
+    """Discard all further output to `stream`, also that of the interpreter's flush at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -1,0 +1,135 @@
+"""Tests of what is said about a validation text: of sound ones nothing."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data import check
+from data.check import Findings, check_split, share_found, share_in_order
+from data.tokenizer import code_points
+
+CODES_V = np.arange(32, 32 + 96)
+NOTHING = Findings("", "", "")
+
+
+def random_text(rng: np.random.Generator, length: int, alphabet: np.ndarray | int) -> np.ndarray:
+    """ids_N; pairs have probabilities of their own."""
+    chances_VV = np.random.default_rng(7).dirichlet(np.full(96, 0.1), 96)
+    allowed = np.zeros(96)
+    allowed[alphabet] = 1
+    chances_VV = (chances_VV + 1e-6) * allowed
+    cumulative_VV = (chances_VV / chances_VV.sum(1, keepdims=True)).cumsum(1)
+    ids_N, current = np.empty(length, np.uint8), int(np.flatnonzero(allowed)[0])
+    for i, uniform in enumerate(rng.random(length)):
+        current = min(int(np.searchsorted(cumulative_VV[current], uniform)), 95)
+        ids_N[i] = current
+    return ids_N
+
+
+COMMON, RARE = np.arange(1, 60), np.arange(30, 96)
+SOUND = random_text(np.random.default_rng(0), 50_000, COMMON)
+OTHER = random_text(np.random.default_rng(1), 5_000, RARE)
+
+
+def check_text(ids_N: np.ndarray, share: float | None = 0.1) -> Findings:
+    return check_split(ids_N, int(len(ids_N) * 0.9), CODES_V, share)
+
+
+@given(st.integers(5_000, 50_000), st.integers(0, 45_000))
+@settings(max_examples=20)
+def test_of_a_text_that_is_alike_everywhere_nothing_is_said(length, start):
+    assert check_text(SOUND[start : start + length][:length]) == NOTHING
+
+
+@given(st.permutations(range(9)), st.sampled_from([None, 0.1]), st.sampled_from([2000, 10**6]))
+@settings(max_examples=10)
+def test_the_order_of_the_other_tenths_changes_nothing(order, share, limit):
+    *others, _ = np.split(SOUND, 10)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(check, "SAMPLE_CHARS", limit)
+        patch.setattr(check, "STRETCH_CHARS", 50)
+        said = [
+            check_text(np.concatenate([*tenths, OTHER]), share).unlike
+            for tenths in (others, [others[i] for i in order])
+        ]
+    assert said[0] == said[1] != ""
+    assert ("--val_split spread" in said[0]) == ("last 10 %" in said[0]) == (share is not None)
+
+
+@pytest.mark.parametrize("val_fraction", [0.02, 0.1, 0.3])
+def test_a_last_part_of_another_kind_is_found(val_fraction):
+    end = round(len(OTHER) / val_fraction)
+    text = np.concatenate([random_text(np.random.default_rng(2), end - len(OTHER), COMMON), OTHER])
+    train_chars = int(len(text) * (1 - val_fraction))
+    assert "harder to predict" in check_split(text, train_chars, CODES_V, val_fraction).unlike
+
+
+@pytest.mark.parametrize(("share", "found"), [(0.01, False), (0.03, True)])
+def test_characters_that_occur_nowhere_else_are_found(share, found):
+    text = SOUND.copy()
+    text[45_000 : 45_000 + round(5000 * share)] = 90  # in a row, so that few pairs are new
+    assert bool(check_text(text).unlike) == found
+    assert not found or f"{share:.1%} of its characters occur nowhere else" in check_text(text)[0]
+    text[20_000:20_005] = 90  # now it occurs
+    assert not check_text(text).unlike
+
+
+@given(st.lists(st.integers(0, 9), min_size=10, max_size=10))
+def test_the_share_of_new_characters_is_that_of_each_part(counts):
+    parts = [np.repeat([0, 1 + i], [20 - count, count]) for i, count in enumerate(counts)]
+    _, new_P = check.unlikeness(parts, V=11)
+    np.testing.assert_allclose(new_P, np.array(counts) / 20)
+
+
+def test_rare_characters_count_as_one_kind():
+    """A text of thousands of characters is no different from one of a few."""
+    text = np.random.default_rng(0).zipf(1.3, 60_000)
+    ids_N = np.unique(text[text < 5000], return_inverse=True)[1]
+    codes_V = np.arange(0x4E00, 0x4E00 + ids_N.max() + 1)
+    assert check_split(ids_N, int(len(ids_N) * 0.9), codes_V, 0.1) == NOTHING
+
+
+lines = st.lists(st.text("abcÄöé 12", min_size=2, max_size=8).filter(str.strip), min_size=100)
+
+
+def share_of(text: str) -> float:
+    codes_N = code_points(text)
+    codes_V, ids_N = np.unique(codes_N, return_inverse=True)
+    return share_in_order(ids_N, codes_V)
+
+
+@given(lines, st.randoms())
+def test_shuffled_lines_are_never_sorted(lines, random):
+    lines = sorted(lines)
+    random.shuffle(lines)
+    assert share_of("\n".join(lines)) < 0.9
+
+
+@given(
+    st.sets(st.text("abcdefgh", min_size=2, max_size=9), min_size=110, max_size=150),
+    st.booleans(),
+    st.sampled_from(["\n", "\r\n", "\r", "\n\n", " \n  "]),
+)
+@settings(max_examples=20)
+def test_sorted_lines_are_found(names, reverse, line_end):
+    """Whatever their case, and whichever way."""
+    names = [name.title() if len(name) % 2 else name for name in sorted(names, reverse=reverse)]
+    assert share_of(line_end.join(names)) == 1
+    assert share_of(line_end.join(names[:99])) == 0  # too few to tell
+
+
+def test_equal_lines_are_no_list():
+    assert share_of("a\n" * 200 + "b") == 0
+
+
+@given(st.floats(0, 1))
+@settings(max_examples=20)
+def test_the_share_of_the_validation_text_that_stands_in_training_is_found(share):
+    rng = np.random.default_rng(0)
+    train_N, val_N = rng.integers(0, 300, 20_000), rng.integers(0, 300, 5_000)
+    end = round(share * len(val_N))
+    val_N[:end] = train_N[7_000 : 7_000 + end]
+    assert share_found(train_N, val_N) == pytest.approx(share, abs=0.02)
+    text = np.concatenate([SOUND[:45_000], SOUND[9_000:14_000]])
+    assert "about 100% of the validation text" in check_text(text).duplicates

@@ -1,0 +1,59 @@
+"""Tests of text for a terminal: control characters, line ends, width."""
+
+import io
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from model.system import terminal
+from model.system.terminal import cut_to_width, unify_line_ends
+
+BIDI_CONTROLS = ["LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"]
+
+
+def test_only_control_characters_are_replaced_and_only_on_a_terminal():
+    text = "".join(map(chr, range(0x3000)))
+    screen, file = io.StringIO(newline=""), io.StringIO(newline="")
+    screen.isatty = lambda: True
+    terminal.print_line(text, screen)
+    terminal.print_line(text, file)
+    assert file.getvalue() == text + "\n"
+    sent = text.replace("\r", "\n") + "\n"
+    for expected, printed in zip(sent, screen.getvalue(), strict=True):
+        is_control = unicodedata.category(expected) == "Cc" and expected not in "\t\n"
+        moves_others = unicodedata.bidirectional(expected) in BIDI_CONTROLS
+        is_separator = expected in "\u2028\u2029"
+        assert (printed != expected) == (is_control or moves_others or is_separator)
+        assert unicodedata.category(printed) != "Cc" or printed in "\t\n"
+    assert terminal.escape_control_chars("\x1b[2Jsafe\revil\r\n", screen) == "␛[2Jsafe\nevil\n"
+
+
+@given(st.lists(st.text("ab ")), st.sampled_from(["\n", "\r\n", "\r"]))
+def test_lines_end_alike_whatever_ended_them(lines, line_end):
+    assert unify_line_ends(line_end.join(lines)) == "\n".join(lines)
+
+
+@given(st.text(), st.integers(0, 40))
+def test_a_cut_line_is_the_longest_start_that_fits(line, width):
+    cut = cut_to_width(line, width)
+    assert line.startswith(cut)
+    assert len(cut) <= len(line)
+    if cut != line:
+        assert cut_to_width(line, width + 2) != cut
+    assert cut_to_width(cut, width) == cut
+
+
+@pytest.mark.parametrize(
+    ("line", "width", "expected"),
+    [
+        ("abcd", 3, "abc"),
+        ("月光如水", 5, "月光"),  # two columns each
+        ("😀😀", 3, "😀"),
+        ("e\u0301e\u0301e\u0301", 2, "e\u0301e\u0301"),  # combining marks take none
+        ("ab", 0, ""),
+    ],
+)
+def test_width_is_counted_in_columns(line, width, expected):
+    assert cut_to_width(line, width) == expected
