@@ -105,6 +105,63 @@ def test_the_attention_page_shows_the_text_that_is_written_or_scored(run_sample)
     assert words[-2:] == ["90", "characters"]
 
 
+def test_unknown_characters_are_left_out_of_a_score_and_counted(run_sample, run_dir, capsys):
+    Path("plain.txt").write_text(LINES[:90])
+    Path("mixed.txt").write_text("я" + LINES[:40] + "щя" + LINES[40:90], "utf-8")
+    plain = run_sample("--score", "plain.txt")
+    assert run_sample("--score", "mixed.txt") == (
+        plain.rstrip("\n") + "; 3 others are not in the vocabulary\n"
+    )
+    assert sample.main(["--score", "mixed.txt"]) == 0
+    assert "left out of mixed.txt: characters that are" in capsys.readouterr().err
+
+
+def test_standard_input_is_scored(run_sample, monkeypatch):
+    Path("scored.txt").write_text(LINES[:90])
+    expected = run_sample("--score", "scored.txt")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(LINES[:90].encode())))
+    assert run_sample("--score", "-") == expected
+
+
+def test_samples_that_stop_at_a_line_end_are_one_a_line(run_sample):
+    """Also those that are cut before it."""
+    flags = ["--prompt=KATE", "--temperature=2", "--num_samples=30", "--max_new_tokens=12"]
+    texts = run_sample(*flags, "--stop=o").split(sample.SEPARATOR)
+    assert len(texts) == 30
+    whole = run_sample(*flags).split(sample.SEPARATOR)
+    expected = [text.partition("\n")[0] for text in whole]
+    assert {"\n" in text for text in whole} == {True, False}
+    written = run_sample(*flags, "--stop=\n")
+    assert written.splitlines() == expected
+    assert written.endswith("\n") == ("\n" in whole[-1])
+
+
+def test_an_escape_sequence_at_the_end_of_stop_is_noted(tiny, text_file, capsys):
+    r"""In a vocabulary with a backslash and an n, '\n' of a shell is valid, but no line end."""
+    text_file.write_text(r"\nabla \neq 0 \now " * 30 + "\n")
+    assert tiny("--max_iters=2 --out_dir=run") == 0
+    for flags, is_noted in ((["--stop", r"\n"], True), (["--prompt", r"\nabla"], False)):
+        capsys.readouterr()
+        assert sample.main(["run", "--max_new_tokens=5", *flags]) == 0
+        assert ("note: stop ends with" in capsys.readouterr().err) == is_noted
+
+
+@pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"])
+def test_a_terminal_shows_each_line_end_as_one(tiny, text_file, monkeypatch, capsys, line_end):
+    """And a file gets the characters as they are."""
+    text_file.write_bytes(f"One line.{line_end}".encode() * 60)
+    assert tiny("--max_iters=2 --out_dir=run") == 0
+    pieces = [(0, c) for c in f"One line.{line_end}{line_end}Two."] + [(1, "x")]
+    monkeypatch.setattr(sample, "stream", lambda *_: iter(pieces))
+    for is_terminal in (True, False):
+        capsys.readouterr()
+        monkeypatch.setattr(sys.stdout, "isatty", lambda value=is_terminal: value)
+        assert sample.main(["run"]) == 0
+        shown = capsys.readouterr().out
+        text = "One line.\n\nTwo." + sample.SEPARATOR + "x"
+        assert shown == (text + "\n" if is_terminal else text.replace("\n\n", 2 * line_end))
+
+
 def test_an_old_attention_page_is_kept_if_none_can_be_written(monkeypatch, capsys, run_dir):
     def write_page(path: str) -> int:
         return sample.main(["--max_new_tokens", "5", "--attention", path])

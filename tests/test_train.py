@@ -27,7 +27,7 @@ from model.networks.quill import GPT
 from model.optim import OptimConfig
 from model.system.device import Machine, seed_all
 from model.system.logger import Logger, SilentLogger
-from tests.conftest import curve, summary
+from tests.conftest import LINES, TINY, curve, summary
 
 STEPS = "--max_iters=16 --eval_interval=8 --log_interval=1"
 
@@ -437,12 +437,97 @@ def test_nothing_shares_a_line_with_the_progress_bar(tiny, monkeypatch):
     assert bars == 1
 
 
-@pytest.mark.parametrize("rise", [0.0, 0.2])
-def test_a_run_whose_validation_loss_has_risen_says_so(rise, tiny, monkeypatch, capsys):
-    losses = iter([2.0, 1.0, 1.0 + rise])
-    monkeypatch.setattr(train, "evaluate", lambda *_: next(losses))
+RUSSIAN = "Мой дядя самых честных правил. " * 60
+HIGH = "The first validation loss, 9.0000, is above that of a uniform guess"
+
+
+@pytest.mark.parametrize(
+    ("losses", "end", "advice"),
+    [
+        ([2.0, 1.0, 1.0], "", ""),
+        ([2.0, 1.0, 1.2], "", "The validation loss has risen to 1.2000 since then"),
+        ([9.0, 1.0, 1.2], "", HIGH),
+        ([9.0, 1.0, 1.0], "", HIGH),
+        ([2.0, 1.0, 1.2], RUSSIAN, "The end of the text differs"),
+        ([2.0, 1.0, 1.0], RUSSIAN, "The end of the text differs"),
+    ],
+    ids=["fine", "rises", "high, rises", "high", "differs, rises", "differs"],
+)
+def test_the_closing_advice_follows_from_what_was_seen(
+    tiny, text_file, monkeypatch, capsys, losses, end, advice
+):
+    """Also if the run is resumed after the first evaluations."""
+    text_file.write_text(LINES * 5 + end, "utf-8")
+    values = iter([*losses, *losses[1:]])
+    monkeypatch.setattr(train, "evaluate", lambda *_: next(values))
+    at_steps(monkeypatch, [5], lambda _: shutil.copytree("run", "killed"))
     assert tiny("--max_iters=6 --eval_interval=2 --out_dir=run") == 0
-    assert ("has risen to 1.2000 since then" in capsys.readouterr().out) == (rise > 0)
+    output = capsys.readouterr().out
+    assert ("warning: the validation text" in output) == bool(end)
+    closing = output[output.index("best    ") :]
+    assert train.main(["--resume", "killed"]) == 0
+    again = capsys.readouterr().out
+    assert closing.replace("run", "killed") == again[again.index("best    ") :]
+    assert advice in closing
+    assert ("overfits" in closing) == ("has risen" in advice)
+    assert (
+        ("--val_split spread" in closing)
+        == ("differs" in closing)
+        == (advice != "" and "risen" not in advice)
+    )
+
+
+@pytest.mark.parametrize("split", ["--val_split=end", "--val_fraction=0.2 --val_split=spread"])
+def test_weights_that_have_read_the_validation_text_are_refused(tiny, text_file, capsys, split):
+    text_file.write_text(LINES * 12)
+    assert tiny("--max_iters=2 --val_split=spread --out_dir=first") == 0
+    sizes = [flag for flag in TINY if "n_" not in flag and "teacher" not in flag]
+    for use in ("init_from", "teacher"):
+        argv = ["--data", str(text_file), *sizes, "--max_iters=2", f"--{use}=first"]
+        argv += ["--n_embd=16", "--n_head=2"] if use == "teacher" else []
+        capsys.readouterr()
+        assert train.main([*argv, *split.split()]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "was trained on this text, but with other validation text" in line
+        assert "--val_fraction 0.1 --val_split spread" in line
+        assert train.main([*argv, "--val_split=spread"]) == 0
+        another = text_file.with_name("another.txt")
+        another.write_text(LINES * 13)
+        assert train.main([*argv, "--data", str(another), *split.split()]) == 0
+
+
+def test_a_run_of_standard_input_repeats_that_of_a_file_and_resumes_with_it(
+    tiny, text_file, monkeypatch, capsys
+):
+    def give_standard_input(content: bytes) -> None:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+
+    assert tiny(f"{STEPS} --out_dir=file") == 0
+    give_standard_input(text_file.read_bytes())
+    with monkeypatch.context() as patch:
+        at_steps(patch, [11], lambda _: os.kill(os.getpid(), signal.SIGINT))
+        assert train.main(["--data", "-", *TINY, *STEPS.split(), "--out_dir=stdin"]) == 130
+    assert "--resume stdin --data FILE" in capsys.readouterr().out
+    assert train.main(["--resume", "stdin"]) == 2
+    assert "--data FILE" in capsys.readouterr().err
+    assert train.main(["--resume", "stdin", "--data", str(text_file)]) == 0
+    assert_same_run(Path("file"), Path("stdin"))
+    give_standard_input(text_file.read_bytes())
+    assert train.main(["stdin/config.toml", "--out_dir=again"]) == 0
+    assert curve(Path("again"), "train") == curve(Path("file"), "train")
+    assert curve(Path("again"), "val") == curve(Path("file"), "val")
+
+
+def test_a_run_with_a_spread_validation_text_is_exact(tiny, text_file, monkeypatch, capsys):
+    text_file.write_text(LINES * 12)
+    at_steps(monkeypatch, [11], lambda _: shutil.copytree("whole", "killed"))
+    assert tiny(f"{STEPS} --val_split=spread --out_dir=whole") == 0
+    assert "validation characters in 2 stretches" in capsys.readouterr().out
+    assert train.main(["--resume", "killed"]) == 0
+    assert train.main(["whole/config.toml", "--out_dir=again"]) == 0
+    for run in ("killed", "again"):
+        assert_same_run(Path("whole"), Path(run))
+    assert train.main(["--resume", "whole", "--val_split=end"]) == 2
 
 
 def test_training_survives_closed_output_pipes(tiny, monkeypatch):
@@ -636,6 +721,16 @@ def test_the_recipe_gets_the_measured_speed_and_the_time_left(text_file, monkeyp
     prepare.choose_settings({"minutes": 10.0}, corpus, machine, start_time=0.0)
     flops = step_flops(2, 128, batch_size=8) / 0.5 * (60 * 10 - clock[0])
     assert budgets[-1] == Budget(corpus.train_chars, flops, minutes=10.0)
+
+
+def test_the_recipe_is_the_same_for_every_split(text_file):
+    """Although the training text is a little longer or shorter: a flag changes only itself."""
+    text_file.write_text(LINES * 30)
+    machine = Machine(torch.device("cpu"), torch.float32)
+    corpora = [open_corpus(DataConfig(str(text_file), val_split=s)) for s in ("end", "spread")]
+    assert corpora[0].train_chars != corpora[1].train_chars
+    end, spread = (prepare.choose_settings({}, corpus, machine, 0.0) for corpus in corpora)
+    assert end == spread
 
 
 def test_a_far_max_iters_means_ten_evaluations(tiny, monkeypatch):
