@@ -47,7 +47,7 @@ def check_split(
     count = int(np.clip(round(len(train_N) / max(len(val_N), 1)), 9, 99))
     nats_P, new_P = unlikeness([*np.array_split(train_N, count), val_N], len(codes_V))
     others_P = np.sort(nats_P[:-1])  # so that the order of the parts changes no rounding
-    difference, deviation = nats_P[-1] - others_P.mean(), others_P.std(ddof=1)
+    difference, deviation = nats_P[-1] - others_P.mean(), others_P.std()
     if abs(difference) > max(MAX_NATS, MAX_DEVIATIONS * deviation) or (
         new_P[-1] > max(MAX_NEW, 2 * new_P[:-1].max())
     ):

@@ -31,7 +31,7 @@ from model import checkpoint
 from tests.conftest import TINY, curve, file_size_limit, summary, torchrun_variables
 from tests.test_train import STEPS, Clock, assert_same_run, assert_similar, at_steps, overflow_at
 
-DISK_ERROR = r"\nerror: \[Errno \d+\] .+\n$"
+DISK_ERROR = r"(?m)^error: \[Errno \d+\] .+\n$"
 
 
 def assert_intact(run: Path) -> None:
