@@ -114,11 +114,9 @@ def read_file(file: Path, encoding: str) -> Iterator[str]:
                 chunk = stream.read(CHUNK)
                 size += len(chunk)
                 is_first = size == len(chunk)
-                for start, what in FORMATS.items() if is_first else ():
-                    if chunk.startswith(start):
-                        raise UserError(
-                            f"{name} is {what}. Unpack it, or convert it to plain text, first."
-                        )
+                what = next((FORMATS[start] for start in FORMATS if chunk.startswith(start)), "")
+                if is_first and what:
+                    raise UserError(f"{name} is {what}. Unpack it, or convert it to plain text.")
                 text = decoder.decode(chunk, final=not chunk)
                 if "\0" in text:
                     raise UserError(
@@ -133,10 +131,8 @@ def read_file(file: Path, encoding: str) -> Iterator[str]:
         if isinstance(error, UnicodeDecodeError):
             offset = size - len(error.object) + error.start
             problem = f"byte 0x{error.object[error.start]:02x} at offset {offset}"
-        raise UserError(
-            f"{name} is not {encoding}: {problem}. Convert it, or train with its --encoding (of "
-            "Windows often cp1252, utf-16)."
-        ) from None
+        hint = "Convert it, or train with its --encoding (utf-16, cp1252, cp1251, gb18030, ...)."
+        raise UserError(f"{name} is not {encoding}: {problem}. {hint}") from None
     except OSError as error:
         raise UserError(f"{name} cannot be read: {error.strerror}.") from None
 

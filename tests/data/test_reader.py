@@ -61,7 +61,7 @@ def test_a_text_that_changes_while_it_is_read_is_refused(text_file, monkeypatch)
 def test_a_format_that_is_no_text_is_named(text_file, start):
     text_file.write_bytes(start + b"\x00\xff" * 9)
     for encoding in ("utf-8", "latin-1"):
-        with pytest.raises(UserError, match=re.escape(f"{text_file} is {FORMATS[start]}")):
+        with pytest.raises(UserError, match=re.escape(f"{text_file} is {FORMATS[start]}. Unpack")):
             read_text(text_file, encoding)
 
 
