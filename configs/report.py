@@ -53,7 +53,8 @@ def print_settings(config: TrainConfig, corpus: Corpus, model: nn.Module, run_di
 
 def print_new_characters(characters: str, config: TrainConfig) -> None:
     """Which characters of the text the run that this one starts from did not know."""
-    shown = " ".join(map(repr, characters)) or "none"
+    shown = " ".join(map(repr, characters[:50])) or "none"
+    shown += f" and {len(characters) - 50:,} more" if len(characters) > 50 else ""
     print_line(
         f"init    {config.run.init_from}\n        characters that it has never seen: {shown}",
         sys.stdout,

@@ -151,6 +151,7 @@ def share_found(train_N: np.ndarray, val_N: np.ndarray) -> float:
     if len(val_N) < STRING_CHARS:
         return 0.0
     # The lowest byte of each id is enough: 64 of them do not agree by chance.
-    train, val = (ids_N.astype(np.uint8).tobytes() for ids_N in (train_N, val_N))
-    starts = np.linspace(0, len(val) - STRING_CHARS, STRINGS).astype(int)
-    return float(np.mean([val[i : i + STRING_CHARS] in train for i in starts]))
+    train = train_N.astype(np.uint8).tobytes()
+    starts = np.linspace(0, len(val_N) - STRING_CHARS, STRINGS).astype(int)
+    strings = (val_N[i : i + STRING_CHARS].astype(np.uint8).tobytes() for i in starts)
+    return float(np.mean([string in train for string in strings]))

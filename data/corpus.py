@@ -59,7 +59,7 @@ class DataConfig:
         for path in self.data or ():
             if not path:
                 raise UserError("data is empty. Name a file or folder, or leave out --data.")
-            if re.match(r"(https?|ftp)://", path):
+            if re.match(r"[a-z0-9+.-]+://", path, re.IGNORECASE):
                 raise UserError(f"data is an address, {path}. Download it, and name the file.")
         if len(self.data or ()) > 1 and self.data[-1].endswith(".toml"):
             raise UserError(

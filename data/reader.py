@@ -21,6 +21,7 @@ from model.system.errors import UserError
 TEXT_FILES = "*.txt"  # what is read of a folder, in any case; a file that is named is always read
 STANDARD_INPUT = Path("-")
 CHUNK = 1 << 18  # bytes read at a time, so that memory does not grow with the text
+NUL_HINT = "It has NUL characters, so it is binary, or UTF-16 (--encoding utf-16)."
 # How files begin that people take for text
 FORMATS = {
     b"\x1f\x8b": "compressed (gzip)",
@@ -119,10 +120,7 @@ def read_file(file: Path, encoding: str) -> Iterator[str]:
                     raise UserError(f"{name} is {what}. Unpack it, or convert it to plain text.")
                 text = decoder.decode(chunk, final=not chunk)
                 if "\0" in text:
-                    raise UserError(
-                        f"{name} has NUL characters, so it is no {encoding} text: it is binary, or "
-                        "UTF-16 (--encoding utf-16)."
-                    )
+                    raise UserError(f"{name} is no {encoding} text. {NUL_HINT}")
                 yield text.removeprefix("\ufeff") if is_first else text
         if state_of(file) != before:
             raise UserError(f"{name} changed while it was read. Copy it first, and use the copy.")
@@ -131,7 +129,8 @@ def read_file(file: Path, encoding: str) -> Iterator[str]:
         if isinstance(error, UnicodeDecodeError):
             offset = size - len(error.object) + error.start
             problem = f"byte 0x{error.object[error.start]:02x} at offset {offset}"
-        hint = "Convert it, or train with its --encoding (utf-16, cp1252, cp1251, gb18030, ...)."
+        hint = "Convert it, or train with its --encoding (such as cp1252, cp1251, gb18030)."
+        hint = NUL_HINT if b"\0" in chunk else hint
         raise UserError(f"{name} is not {encoding}: {problem}. {hint}") from None
     except OSError as error:
         raise UserError(f"{name} cannot be read: {error.strerror}.") from None

@@ -13,7 +13,7 @@ from model.system.errors import UserError
 ESCAPE_HINT = "A line end is written $'\\n' in a shell."
 # Characters that are taken for each other: quotes, dashes, spaces, letters of three alphabets
 LOOK_ALIKES = ["'’‘‛`´′ʼ", '"“”„‟″«»', "-‐‑‒–—―−", " \u00a0\u2009\u202f\u3000\t"]
-LOOK_ALIKES += ["aа", "cс", "eе", "iі", "oоο", "pр", "xх", "yу", "AАΑ", "BВΒ", "CС", "EЕΕ", "HНΗ"]
+LOOK_ALIKES += ["aа", "cс", "eе", "iіı", "oоο", "pр", "xх", "yу", "AАΑ", "BВΒ", "CС", "EЕΕ", "HНΗ"]
 LOOK_ALIKES += ["IІΙ", "KКΚ", "MМΜ", "NΝ", "OОΟ", "PРΡ", "TТΤ", "XХΧ", "YΥ", "ZΖ"]
 
 
