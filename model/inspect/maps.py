@@ -60,7 +60,8 @@ def load_fonts(size: int) -> list[ImageFont.FreeTypeFont]:
     fonts = []
     for name in FONTS:
         with contextlib.suppress(OSError):
-            fonts.append(ImageFont.truetype(name, size))
+            # The basic layout: another adds a circle to a combining mark, even to a missing one.
+            fonts.append(ImageFont.truetype(name, size, layout_engine=ImageFont.Layout.BASIC))
     return [*fonts, ImageFont.load_default(size)]
 
 

@@ -25,7 +25,7 @@ def test_characters_without_a_glyph_have_labels_that_differ(fonts, monkeypatch):
     monkeypatch.setattr(maps, "FONTS", fonts)
     maps.load_fonts.cache_clear()
     maps.draw_label.cache_clear()
-    vocab = "月光水नमस😀\u200d\u3000\n\tab"
+    vocab = "月光水नमसेी\u0301\u0302😀\u200d\u3000\n\tab"
     image = draw_weights(torch.zeros(len(vocab), len(vocab)), vocab, list(range(len(vocab))))
     labels = np.split(image[2 * CELL :, : 2 * CELL], len(vocab))
     labels_of_columns = np.split(image[: 2 * CELL, 2 * CELL :], len(vocab), axis=1)
