@@ -19,6 +19,7 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")
 
 HOSTILE = (
     "<script>document.title='attacked'</script></style>&amp;\"'`\n\t\0\x1b\u202e\u05d0\U0001f600"
+    "a\r\nb\rc"
 )
 # Hovers, clicks and presses keys; then puts what it sees in place of the page.
 ACTIONS = """<script>
@@ -95,6 +96,7 @@ def test_attention_page_follows_mouse_and_keys_and_shows_hostile_text_as_text(
     assert seen.pop("title") == "Attention"
     text = seen.pop("text")
     assert len(text) == len(HOSTILE)
+    assert "".join(text).endswith("a␍↵\nb␍\nc")
     assert "".join(text).startswith("<script>document.title='attacked'</script></style>&amp;")
 
     chosen = {name: look["chosen"] for name, look in seen.items()}  # from 1

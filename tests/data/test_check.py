@@ -58,7 +58,8 @@ def test_the_order_of_the_other_tenths_changes_nothing(order, share, limit):
 
 
 @pytest.mark.parametrize("val_fraction", [0.02, 0.1, 0.3])
-def test_a_last_part_of_another_kind_is_found(val_fraction):
+def test_a_last_part_of_another_kind_is_found(val_fraction, monkeypatch):
+    monkeypatch.setattr(check, "MAX_NEW", 1)  # by its pairs alone
     end = round(len(OTHER) / val_fraction)
     text = np.concatenate([random_text(np.random.default_rng(2), end - len(OTHER), COMMON), OTHER])
     train_chars = int(len(text) * (1 - val_fraction))
@@ -66,7 +67,8 @@ def test_a_last_part_of_another_kind_is_found(val_fraction):
 
 
 @pytest.mark.parametrize(("share", "found"), [(0.01, False), (0.03, True)])
-def test_characters_that_occur_nowhere_else_are_found(share, found):
+def test_characters_that_occur_nowhere_else_are_found(share, found, monkeypatch):
+    monkeypatch.setattr(check, "MAX_NATS", 9)  # whatever their pairs are
     text = SOUND.copy()
     text[45_000 : 45_000 + round(5000 * share)] = 90  # in a row, so that few pairs are new
     assert bool(check_text(text).unlike) == found
@@ -80,6 +82,16 @@ def test_the_share_of_new_characters_is_that_of_each_part(counts):
     parts = [np.repeat([0, 1 + i], [20 - count, count]) for i, count in enumerate(counts)]
     _, new_P = check.unlikeness(parts, V=11)
     np.testing.assert_allclose(new_P, np.array(counts) / 20)
+
+
+def test_a_part_is_predicted_by_the_others_alone():
+    """Repeating it changes nothing."""
+    part, other = OTHER[:300], SOUND[:5000]
+    (once, _), (often, _) = (
+        check.unlikeness([np.tile(part, n), other], len(CODES_V))[0] for n in (1, 100)
+    )
+    assert often == pytest.approx(once, rel=0.01)
+    assert once > 2 * check.unlikeness([SOUND[5000:5300], other], len(CODES_V))[0][0]
 
 
 def test_rare_characters_count_as_one_kind():
