@@ -5,7 +5,6 @@ Shapes: N characters of the text, P parts, V vocabulary, K kinds of characters.
 
 import itertools
 import unicodedata
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -78,14 +77,12 @@ def check_split(
     return Findings(unlike, in_order, duplicates)
 
 
-def stretches(ids_N: np.ndarray, limit: int) -> Iterator[np.ndarray]:
-    """The whole text or, if it is longer than `limit`, as many characters in even stretches."""
+def thin(ids_N: np.ndarray, limit: int) -> np.ndarray:
+    """`ids_N` or, if there are more than `limit`, so many of them in even stretches."""
     if len(ids_N) <= limit:
-        yield ids_N
-        return
-    count = max(1, limit // STRETCH_CHARS)
-    for start in np.linspace(0, len(ids_N) - STRETCH_CHARS, count).astype(int):
-        yield ids_N[start : start + STRETCH_CHARS]
+        return ids_N
+    starts = np.linspace(0, len(ids_N) - STRETCH_CHARS, limit // STRETCH_CHARS).astype(int)
+    return ids_N[starts[:, None] + np.arange(STRETCH_CHARS)].flatten()
 
 
 def unlikeness(parts: list[np.ndarray], V: int) -> tuple[np.ndarray, np.ndarray]:
@@ -94,21 +91,18 @@ def unlikeness(parts: list[np.ndarray], V: int) -> tuple[np.ndarray, np.ndarray]
     nats_P are its nats per character under their counts of pairs, new_P is the share of its
     characters that occur in none of them.
     """
-    samples = [list(stretches(part, SAMPLE_CHARS // len(parts))) for part in parts]
-    counts_PV = np.array(
-        [sum(np.bincount(ids_N, minlength=V) for ids_N in sample) for sample in samples]
-    )
+    parts = [thin(part, SAMPLE_CHARS // len(parts)) for part in parts]
+    counts_PV = np.array([np.bincount(ids_N, minlength=V) for ids_N in parts])
     elsewhere_PV = counts_PV.sum(0) - counts_PV
-    chars_P = np.maximum(counts_PV.sum(1), 1)
-    new_P = np.where(elsewhere_PV == 0, counts_PV, 0).sum(1) / chars_P
+    new_P = np.where(elsewhere_PV == 0, counts_PV, 0).sum(1) / np.maximum(counts_PV.sum(1), 1)
 
     K = min(KINDS, V)
     kind_V = np.full(V, K - 1)
-    commonest = np.argsort(-counts_PV.sum(0), kind="stable")[: K - 1]
-    kind_V[commonest] = np.arange(len(commonest))
-    pairs_PKK = np.array(
-        [sum(_count_pairs(kind_V[ids_N], K) for ids_N in sample) for sample in samples]
-    )
+    kind_V[np.argsort(-counts_PV.sum(0), kind="stable")[: K - 1]] = np.arange(K - 1)
+    pairs_PKK = np.zeros((len(parts), K, K))
+    for i, kinds_N in enumerate(kind_V[ids_N] for ids_N in parts):
+        pairs = np.bincount(kinds_N[:-1] * K + kinds_N[1:], minlength=K * K)
+        pairs_PKK[i] = pairs.reshape(K, K)
     total_KK, nats_P = pairs_PKK.sum(0), np.zeros(len(parts))
     for i, pairs_KK in enumerate(pairs_PKK):
         others_KK = total_KK - pairs_KK
@@ -119,23 +113,17 @@ def unlikeness(parts: list[np.ndarray], V: int) -> tuple[np.ndarray, np.ndarray]
     return nats_P, new_P
 
 
-def _count_pairs(kinds_N: np.ndarray, K: int) -> np.ndarray:
-    return np.bincount(kinds_N[:-1] * K + kinds_N[1:], minlength=K * K).reshape(K, K)
-
-
 def share_in_order(ids_N: np.ndarray, codes_V: np.ndarray) -> float:
     """The share of adjacent lines in order, upwards or downwards; by chance it is 0.5.
 
     Case, accents and empty lines do not count, nor do lines equal to their neighbor. The share is 0
     for less than MIN_LINES lines.
     """
-    lines = up = down = 0
-    for ids_T in stretches(ids_N, SAMPLE_CHARS):
-        keys = [_sorting_key(line) for line in decode(ids_T, codes_V).splitlines() if line.strip()]
-        lines += len(keys)
-        up += sum(a < b for a, b in itertools.pairwise(keys))
-        down += sum(a > b for a, b in itertools.pairwise(keys))
-    is_list = lines >= MIN_LINES and up + down >= MIN_LINES / 2
+    lines = decode(thin(ids_N, SAMPLE_CHARS), codes_V).splitlines()
+    keys = [_sorting_key(line) for line in lines if line.strip()]
+    up = sum(a < b for a, b in itertools.pairwise(keys))
+    down = sum(a > b for a, b in itertools.pairwise(keys))
+    is_list = len(keys) >= MIN_LINES and up + down >= MIN_LINES / 2
     return max(up, down) / (up + down) if is_list else 0.0
 
 
