@@ -247,7 +247,7 @@ def cuts(ids_N: np.ndarray, val_fraction: float, pieces: int, line_end: int) -> 
         near = start + 1 + np.flatnonzero(ids_N[start : position + NEAR] == line_end)
         if len(near):
             positions[i] = near[np.abs(near - position).argmin()]
-    return np.maximum.accumulate(positions)  # short stretches may have vanished
+    return positions
 
 
 def encode(chunks: Iterable[str]) -> tuple[np.ndarray, str, str]:

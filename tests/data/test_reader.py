@@ -39,7 +39,9 @@ def test_several_paths_are_read_in_their_order_whatever_their_endings(tmp_path):
 
 def test_a_pipe_and_standard_input_are_read(tmp_path, monkeypatch):
     os.mkfifo(tmp_path / "pipe")
-    writer = threading.Thread(target=(tmp_path / "pipe").write_text, args=["from a pipe"])
+    writer = threading.Thread(
+        target=(tmp_path / "pipe").write_text, args=["from a pipe"], daemon=True
+    )
     writer.start()
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("é".encode())))
     files, _ = find_text_files([str(tmp_path / "pipe"), "-"])
