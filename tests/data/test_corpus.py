@@ -116,6 +116,9 @@ def test_lines_stay_whole_where_they_are_short():
     assert opened.pieces > 1
     text = decode(opened.ids_N, code_points(opened.tokenizer.vocab)).split("\r\n")
     assert sorted(text) == sorted(["", *(f"line {i}" for i in range(9_000))])
+    val_N = opened.ids_N[opened.train_chars :]
+    assert decode(val_N, code_points(opened.tokenizer.vocab)).startswith("line")
+    assert corpus.count_pieces(10**7, 0.1, "spread") == 100
 
 
 def test_the_order_of_examples_is_random_and_different_in_every_epoch_and_for_every_seed():
