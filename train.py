@@ -36,6 +36,7 @@ from configs.report import (
 from configs.schema import make_config, make_groups, to_dict
 from configs.training import TrainConfig, known_values, parse_train_command
 from data.corpus import Corpus, open_corpus
+from data.reader import is_stream
 from model import checkpoint
 from model.checkpoint import Checkpoint
 from model.optim import learning_rate
@@ -66,9 +67,9 @@ def main(argv: list[str]) -> None:
         values = known_values(command, state.config)
         groups = make_groups(TrainConfig, values)
         machine = training_machine(groups["system"], processes)
-        if processes.world_size > 1 and "-" in (groups["corpus"].data or ()):
+        if processes.world_size > 1 and any(map(is_stream, groups["corpus"].data or ())):
             raise UserError(
-                "several processes cannot read standard input. Name a file: --data FILE."
+                "several processes cannot read the same stream. Name files with --data."
             )
         with out_of_memory_hint(
             "A larger --gradient_accumulation_steps needs less, and in a new run a smaller "

@@ -126,7 +126,7 @@ def new_state(
 
 
 def require_same_split(other: Checkpoint, name: str, corpus: Corpus) -> None:
-    """Raise UserError if the run `other` may have been trained on what validates here."""
+    """Raise UserError if the run `other` may have been trained on text that validates here."""
     if other.data_sha256 != corpus.sha256:
         return
     theirs, length = make_config(TrainConfig, other.config).corpus, len(corpus.ids_N)
@@ -134,7 +134,7 @@ def require_same_split(other: Checkpoint, name: str, corpus: Corpus) -> None:
     if (theirs.val_fraction, pieces) != (corpus.val_fraction, corpus.pieces):
         raise UserError(
             f"{name} was trained on this text, but with other validation text. Use the same: "
-            f"--val_fraction {theirs.val_fraction:g} --val_split {theirs.val_split}."
+            f"--val_fraction {theirs.val_fraction} --val_split {theirs.val_split}."
         )
 
 

@@ -14,6 +14,8 @@ from torch import nn
 
 from configs.training import TrainConfig
 from data.corpus import Corpus
+from data.reader import is_stream
+from data.tokenizer import list_some
 from model.checkpoint import Checkpoint
 from model.generate import GenerationConfig, first_character, stream
 from model.inspect.maps import MAP_CHARS, draw_weights
@@ -25,9 +27,11 @@ from model.system.terminal import cut_to_width, print_line, unify_line_ends
 
 
 def print_corpus(corpus: Corpus, machine: Machine, block_size: int) -> None:
-    """On what is trained, and what is wrong with the validation text."""
+    """The device, the text, and why its validation loss may mislead."""
     lines = [f"device  {machine}", f"corpus  {corpus.describe(block_size)}"]
     lines += [f"warning: {sentence}" for sentence in corpus.findings if sentence]
+    if corpus.findings.unlike and corpus.split_advice:
+        lines.append(f"         {corpus.split_advice}")
     print_line("\n".join(lines), sys.stdout)
 
 
@@ -52,11 +56,10 @@ def print_settings(config: TrainConfig, corpus: Corpus, model: nn.Module, run_di
 
 
 def print_new_characters(characters: str, config: TrainConfig) -> None:
-    """Which characters of the text the run that this one starts from did not know."""
-    shown = " ".join(map(repr, characters[:50])) or "none"
-    shown += f" and {len(characters) - 50:,} more" if len(characters) > 50 else ""
+    """Characters of the text that the initial model has never seen."""
     print_line(
-        f"init    {config.run.init_from}\n        characters that it has never seen: {shown}",
+        f"init    {config.run.init_from}\n"
+        f"        characters that it has never seen: {list_some(characters) or 'none'}",
         sys.stdout,
     )
 
@@ -156,18 +159,18 @@ def print_result(
     else:
         more += f" --minutes {2 * minutes:g}" if minutes else ""
         more += f" --max_iters {2 * step}" if step >= config.optim.max_iters else ""
-    if "-" in (config.corpus.data or ()):
-        more += " --data FILE"  # with the text that came from standard input
+    # A stream cannot be read again: FILE has the same text.
+    data = " --data FILE" if any(map(is_stream, config.corpus.data or ())) else ""
     if resume_dir == run_dir or reason == "signal":
         lines.append(
             f"sample  python sample.py {directory}{' --which last' if best is None else ''}"
         )
-        lines.append(f"resume  python train.py --resume {shlex.quote(str(resume_dir))}{more}")
+        lines.append(f"resume  python train.py --resume {shlex.quote(str(resume_dir))}{more}{data}")
         if minutes and reason == "finished":
             interval = math.ceil(step * config.run.eval_interval / config.optim.max_iters)
             lines.append(
                 f"repeat  python train.py {directory}/config.toml --minutes 0 --max_iters {step} "
-                f"--eval_interval {interval}\n"
+                f"--eval_interval {interval}{data}\n"
                 "        trains a similar network; its result does not depend on the clock"
             )
         lines.append(f"watch   tensorboard --logdir {shlex.quote(str(resume_dir.parent))}")
@@ -177,17 +180,16 @@ def print_result(
 
 def explain_loss(state: Checkpoint, corpus: Corpus) -> list[str]:
     """Why the validation loss is high or has risen, as far as one can tell; empty if it is fine."""
-    place = "end of the text" if corpus.pieces == 1 else "validation text"
-    advice = "--val_split spread takes validation text\n        from everywhere."
-    advice = f" {advice}" if corpus.pieces == 1 else ""
     uniform = math.log(len(state.vocab))
+    place = "end of the text" if corpus.pieces == 1 else "validation text"
+    advice = f"\n        {corpus.split_advice}" if corpus.split_advice else ""
     if corpus.findings.unlike:
-        return [f"        The {place} differs from the rest, see above.{advice}"]
+        return [f"        The {place} differs from the rest (see the warning).{advice}"]
     if state.first_val_loss > uniform + 0.1:  # that of a new network may be a little above
         return [
             f"        The first validation loss, {state.first_val_loss:.4f}, is above that of a "
             f"uniform guess,\n        {uniform:.4f}. If the training loss is lower, the {place} "
-            f"differs from the\n        rest.{advice}"
+            f"differs from the rest.{advice}"
         ]
     if state.val_loss > state.best_val_loss + 0.01:
         return [

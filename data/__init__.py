@@ -1,1 +1,1 @@
-"""From text files to batches of token ids. Imports the errors and files of model/system only."""
+"""From text files to batches of token ids. Of model/, imports errors, files, terminal only."""

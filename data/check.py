@@ -1,4 +1,4 @@
-"""Does the validation loss mean what a person takes it for? Three cheap statistics of the split.
+"""Can the validation loss be trusted? Three cheap checks of a text and its split.
 
 Shapes: N characters of the text, P parts, V vocabulary, K kinds of characters.
 """
@@ -11,77 +11,88 @@ import numpy as np
 
 from data.tokenizer import decode
 
-SAMPLE_CHARS = 2_000_000  # are looked at: of a longer text, even stretches
+SAMPLE_CHARS = 2_000_000  # of a longer text, even stretches of this many characters are examined
 STRETCH_CHARS = 10_000
-KINDS = 256  # of characters: the commonest, and all others as one
-MAX_NATS = 0.1  # more or less than the other parts, and
-MAX_DEVIATIONS = 4  # so many of their standard deviations, and the last part is unlike them
-MAX_NEW = 0.02  # so is a part with a larger share of characters that occur nowhere else
+KINDS = 256  # of characters: the 255 commonest, and all others as one
+# A part is unlike the others if its nats per character differ from their mean by more than both
+# MAX_NATS and MAX_DEVIATIONS of their standard deviations, or if its share of characters that occur
+# nowhere else is larger than both MAX_NEW and twice the largest of the others.
+MAX_NATS = 0.1
+MAX_DEVIATIONS = 4
+MAX_NEW = 0.02
+# Lines are sorted if more than this share of adjacent lines is in order.
+MAX_IN_ORDER = 0.9
 MIN_LINES = 100
-MAX_IN_ORDER = 0.9  # a larger share of adjacent lines in order: a sorted list
-STRINGS, STRING_CHARS = 200, 64  # so many strings of the validation text are searched
-SEARCHED_CHARS = 20_000_000  # in so much of the training text
+# This many strings of the validation text are searched for in the start of the training text.
+STRINGS, STRING_CHARS = 200, 64
+SEARCHED_CHARS = 20_000_000
 MAX_FOUND = 0.05
 
 
 class Findings(NamedTuple):
-    """What is wrong with the validation text, each in a few sentences; empty if nothing is."""
+    """Reasons why the validation loss may mislead, as sentences; empty if there are none."""
 
     unlike: str
     in_order: str
     duplicates: str
 
 
-def check_split(
-    ids_N: np.ndarray, train_chars: int, codes_V: np.ndarray, val_share: float | None
-) -> Findings:
-    """What a person should know of a text whose first `train_chars` characters train.
+def check_split(ids_N: np.ndarray, train_chars: int, codes_V: np.ndarray) -> Findings:
+    """What a person should know about a text whose first `train_chars` characters train.
 
-    The code point of id i is codes_V[i]. `val_share` is that of the validation text if it is the
-    end of the text.
+    codes_V[i] is the code point of id i.
     """
     train_N, val_N = ids_N[:train_chars], ids_N[train_chars:]
-    unlike = in_order = duplicates = ""
+    return Findings(
+        unlike=_find_unlike(train_N, val_N, len(codes_V)),
+        in_order=_find_order(ids_N, codes_V),
+        duplicates=_find_duplicates(train_N, val_N),
+    )
 
+
+def _find_unlike(train_N: np.ndarray, val_N: np.ndarray, V: int) -> str:
+    if len(val_N) > len(train_N):  # too little to predict it from
+        return ""
     count = int(np.clip(round(len(train_N) / max(len(val_N), 1)), 9, 99))
-    nats_P, new_P = unlikeness([*np.array_split(train_N, count), val_N], len(codes_V))
-    others_P = np.sort(nats_P[:-1])  # so that the order of the parts changes no rounding
-    difference, deviation = nats_P[-1] - others_P.mean(), others_P.std()
-    if abs(difference) > max(MAX_NATS, MAX_DEVIATIONS * deviation) or (
-        new_P[-1] > max(MAX_NEW, 2 * new_P[:-1].max())
-    ):
-        where = "" if val_share is None else f", the last {100 * val_share:.3g} %,"
-        unlike = (
-            f"the validation text{where} is unlike the rest: pairs of characters are "
-            f"{abs(difference):.2f} nats {'harder' if difference > 0 else 'easier'} to predict "
-            f"(standard deviation of other parts: {deviation:.2f}), {new_P[-1]:.1%} of its "
-            "characters occur nowhere else."
-        )
-        if val_share is not None:
-            unlike += " --val_split spread takes validation text from everywhere."
+    nats_P, new_P = unlikeness([*np.array_split(train_N, count), val_N], V)
+    difference, deviation = nats_P[-1] - nats_P[:-1].mean(), nats_P[:-1].std()
+    is_unlike = abs(difference) > max(MAX_NATS, MAX_DEVIATIONS * deviation)
+    if not is_unlike and new_P[-1] <= max(MAX_NEW, 2 * new_P[:-1].max()):
+        return ""
+    return (
+        f"the validation text is unlike the rest: its characters are {abs(difference):.2f} nats "
+        f"{'harder' if difference > 0 else 'easier'} to predict from the rest (other parts differ "
+        f"by {deviation:.2f}), and {new_P[-1]:.1%} of them occur nowhere else."
+    )
 
+
+def _find_order(ids_N: np.ndarray, codes_V: np.ndarray) -> str:
     share = share_in_order(ids_N, codes_V)
-    if share > MAX_IN_ORDER:
-        in_order = (
-            f"the lines are sorted ({share:.0%} of neighbors are in order): each gives the next "
-            "away, and the loss is too low. Shuffle them, unless their order has a meaning: "
-            "shuf FILE > shuffled.txt"
-        )
+    if share <= MAX_IN_ORDER:
+        return ""
+    return (
+        f"the lines are sorted ({share:.0%} of adjacent lines are in order): each gives the next "
+        "away, and the loss is too low. Shuffle them, unless their order has a meaning: "
+        "shuf FILE > shuffled.txt"
+    )
 
+
+def _find_duplicates(train_N: np.ndarray, val_N: np.ndarray) -> str:
     share = share_found(train_N[:SEARCHED_CHARS], val_N)
-    if share > MAX_FOUND:
-        duplicates = (
-            f"about {share:.0%} of the validation text stands word for word in the training text: "
-            "its loss measures memory."
-        )
-    return Findings(unlike, in_order, duplicates)
+    if share <= MAX_FOUND:
+        return ""
+    return (
+        f"about {share:.0%} of the validation text occurs word for word in the training text, so "
+        "its loss measures memory. Leave out copies."
+    )
 
 
 def thin(ids_N: np.ndarray, limit: int) -> np.ndarray:
-    """`ids_N` or, if there are more than `limit`, so many of them in even stretches."""
+    """`ids_N`, or even stretches of it, joined, if there are more than `limit`."""
     if len(ids_N) <= limit:
         return ids_N
-    starts = np.linspace(0, len(ids_N) - STRETCH_CHARS, limit // STRETCH_CHARS).astype(int)
+    count = max(1, limit // STRETCH_CHARS)
+    starts = np.linspace(0, len(ids_N) - STRETCH_CHARS, count).astype(int)
     return ids_N[starts[:, None] + np.arange(STRETCH_CHARS)].flatten()
 
 
@@ -117,7 +128,7 @@ def share_in_order(ids_N: np.ndarray, codes_V: np.ndarray) -> float:
     """The share of adjacent lines in order, upwards or downwards; by chance it is 0.5.
 
     Case, accents and empty lines do not count, nor do lines equal to their neighbor. The share is 0
-    for less than MIN_LINES lines.
+    for fewer than MIN_LINES lines, or if most are equal to their neighbor.
     """
     lines = decode(thin(ids_N, SAMPLE_CHARS), codes_V).splitlines()
     keys = [_sorting_key(line) for line in lines if line.strip()]

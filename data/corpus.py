@@ -1,7 +1,10 @@
 """A text split into training and validation characters; the batches of both.
 
-An example is T consecutive characters of the text. Shapes: N characters of the text, E examples of
-an epoch, B examples of a batch, T time (block_size).
+An example is T consecutive characters of the training text, or of the validation text. Where these
+are stretches from several places, they are joined, and a few examples cross a join.
+
+Shapes: N characters of the text, E examples of an epoch, B examples of a batch, T time
+(block_size).
 """
 
 import hashlib
@@ -59,12 +62,12 @@ class DataConfig:
         for path in self.data or ():
             if not path:
                 raise UserError("data is empty. Name a file or folder, or leave out --data.")
-            if re.match(r"[a-z0-9+.-]+://", path, re.IGNORECASE):
+            if re.match(r"[a-z][a-z0-9+.-]+://", path, re.IGNORECASE):
                 raise UserError(f"data is an address, {path}. Download it, and name the file.")
         if len(self.data or ()) > 1 and self.data[-1].endswith(".toml"):
             raise UserError(
-                f"--data takes all paths that follow, also {self.data[-1]}. A preset stands before "
-                "the flags."
+                f"--data takes every path that follows, including {self.data[-1]}. Put a preset "
+                "before the flags."
             )
         try:
             "".encode(self.encoding)
@@ -74,17 +77,18 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class Corpus:
-    """A text as token ids: those for training first, then those for validation."""
+    """A text as token ids: the training text, then the validation text."""
 
     name: str
-    files: str  # how many were read and left out, for a person; empty for a single file
+    summary: str  # how many files were read and left out; empty for a single file
     tokenizer: CharTokenizer
     ids_N: np.ndarray  # of the text's own characters, sorted, in the smallest type that fits
     to_model_ids: np.ndarray  # these ids to ids of `tokenizer`, which may know more characters
     sha256: str  # depends only on the characters and their order in the text
     train_chars: int  # at the start of ids_N; all others are for validation
     val_fraction: float
-    pieces: int  # of the text, each of which ends with validation text
+    val_split: str
+    pieces: int  # the text is cut into this many; the end of each is for validation
 
     @property
     def val_chars(self) -> int:
@@ -93,10 +97,17 @@ class Corpus:
 
     @cached_property
     def findings(self) -> Findings:
-        """What is wrong with the validation text, if anything."""
+        """Reasons why the validation loss may mislead."""
         codes_V = code_points(self.tokenizer.vocab)[self.to_model_ids]
-        val_share = self.val_fraction if self.pieces == 1 else None
-        return check_split(self.ids_N, self.train_chars, codes_V, val_share)
+        return check_split(self.ids_N, self.train_chars, codes_V)
+
+    @property
+    def split_advice(self) -> str:
+        """What to do if the validation text is unlike the rest; empty if nothing can be done."""
+        would_spread = count_pieces(len(self.ids_N), self.val_fraction, "spread") > 1
+        if self.pieces > 1 or not would_spread:
+            return ""
+        return "--val_split spread takes validation text from everywhere."
 
     def eval_chars(self, block_size: int) -> int:
         """How many characters an evaluation predicts."""
@@ -116,15 +127,19 @@ class Corpus:
         used = self.eval_chars(block_size)
         spread = f" in {self.pieces} stretches" if self.pieces > 1 else ""
         sampled = "" if used >= self.val_chars - 1 else f" (evaluated on {used:,} of them)"
-        error = CHAR_LOSS_DEVIATION / math.sqrt(used)
-        uncertain = f"\n        a loss on so few of them is uncertain by about {error:.2f} nats"
-        files = f"\n        {self.files}"
-        return (
+        lines = [
             f"{self.name}: {self.train_chars:,} training characters, "
             f"{self.val_chars:,} validation characters{spread}{sampled}, "
-            f"vocabulary of {len(self.tokenizer.vocab)}{files if self.files else ''}"
-            f"{uncertain if error > 0.03 else ''}"
-        )
+            f"vocabulary of {len(self.tokenizer.vocab)}"
+        ]
+        if self.summary:
+            lines.append(self.summary)
+        if self.val_split == "spread" and self.pieces == 1:
+            lines.append("too short for --val_split spread: the end of the text validates")
+        error = CHAR_LOSS_DEVIATION / math.sqrt(used)
+        if error > 0.03:
+            lines.append(f"a loss on so little text is uncertain by about {error:.2f} nats")
+        return "\n        ".join(lines)
 
     def batch(
         self, block_size: int, batch_size: int, seed: int, step: int, rows: slice
@@ -210,17 +225,19 @@ def open_corpus(config: DataConfig, vocab: str = "") -> Corpus:
         ids_N = np.concatenate(stretches[::2] + stretches[1::2])
     summary = ""
     if len(paths) > 1 or os.path.isdir(paths[0]):
-        summary = f"{len(ids_N):,} characters of {len(files):,} files"
+        plural = "s" if len(files) > 1 else ""
+        summary = f"{len(ids_N):,} characters of {len(files):,} file{plural}"
         summary += f"; left out: {describe_endings(left_out)}" if left_out else ""
     return Corpus(
         name=name,
-        files=summary,
+        summary=summary,
         tokenizer=tokenizer,
         ids_N=ids_N,
         to_model_ids=to_model_ids,
         sha256=sha256,
         train_chars=sum(map(len, stretches[::2])),
         val_fraction=config.val_fraction,
+        val_split=config.val_split,
         pieces=pieces,
     )
 
@@ -234,8 +251,8 @@ def count_pieces(length: int, val_fraction: float, val_split: str) -> int:
 def cuts(ids_N: np.ndarray, val_fraction: float, pieces: int, line_end: int) -> np.ndarray:
     """Where the stretches of a text end, but the last: training, validation, training, ...
 
-    Each of `pieces` equal pieces ends with validation text. Between several, a cut moves behind the
-    nearest `line_end`, if one is within NEAR characters.
+    Each of `pieces` equal pieces ends with validation text. Between several, a cut moves to just
+    after the nearest `line_end`, if one is within NEAR characters.
     """
     edges = np.linspace(0, len(ids_N), pieces + 1).astype(int)
     train_ends = edges[:-1] + (np.diff(edges) * (1 - val_fraction)).astype(int)

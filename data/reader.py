@@ -9,7 +9,6 @@ import contextlib
 import fnmatch
 import os
 import re
-import stat
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -20,8 +19,8 @@ from model.system.errors import UserError
 
 TEXT_FILES = "*.txt"  # what is read of a folder, in any case; a file that is named is always read
 STANDARD_INPUT = Path("-")
-CHUNK = 1 << 18  # bytes read at a time, so that memory does not grow with the text
-NUL_HINT = "It has NUL characters, so it is binary, or UTF-16 (--encoding utf-16)."
+CHUNK = 1 << 18  # bytes are read and decoded in chunks, which saves memory
+NUL_HINT = "It has NUL characters, so it is binary, or has another --encoding: utf-16, utf-16-le."
 # How files begin that people take for text
 FORMATS = {
     b"\x1f\x8b": "compressed (gzip)",
@@ -29,10 +28,10 @@ FORMATS = {
     b"\xfd7zXZ": "compressed (xz)",
     b"\x28\xb5\x2f\xfd": "compressed (zstd)",
     b"7z\xbc\xaf": "a 7-Zip archive",
-    b"Rar!": "a RAR archive",
+    b"Rar!\x1a\x07": "a RAR archive",
     b"PK\x03\x04": "a ZIP archive, as office documents and e-books are (.docx, .odt, .epub)",
     b"\xd0\xcf\x11\xe0": "an office document (such as .doc or .xls)",
-    b"{\\rtf": "an office document (RTF)",
+    b"{\\rtf1": "an office document (RTF)",
     b"%PDF-": "a PDF",
 }
 
@@ -42,8 +41,8 @@ def find_text_files(paths: Sequence[str]) -> tuple[list[Path], Counter[str]]:
 
     A path is a file (or a pipe, or - for standard input), or a folder, which stands for the
     TEXT_FILES in it and its subfolders, in the order in which a person counts. Names that begin
-    with a dot are left out. Raises UserError if a folder has no such files or cannot be read, or is
-    a link in a folder (which might lead back).
+    with a dot are left out. Raises UserError if a folder has no such files, cannot be read, or
+    has a link to a folder (which might lead back).
     """
 
     def refuse(error: OSError) -> NoReturn:
@@ -51,7 +50,7 @@ def find_text_files(paths: Sequence[str]) -> tuple[list[Path], Counter[str]]:
 
     files, left_out = [], Counter()
     for path in map(Path, paths):
-        if path == STANDARD_INPUT or (os.path.exists(path) and not os.path.isdir(path)):
+        if os.path.isfile(path) or is_stream(path):
             files.append(path)
             continue
         found, others = [], Counter()
@@ -74,6 +73,12 @@ def find_text_files(paths: Sequence[str]) -> tuple[list[Path], Counter[str]]:
         files += sorted(found, key=counting_order)
         left_out += others
     return files, left_out
+
+
+def is_stream(path: Path | str) -> bool:
+    """Whether a path is standard input, a pipe or a device, which can be read only once."""
+    is_special = os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
+    return is_special or Path(path) == STANDARD_INPUT
 
 
 def counting_order(path: Path) -> list[list]:
@@ -99,8 +104,8 @@ def read_chunks(files: list[Path], encoding: str) -> Iterator[str]:
 def read_file(file: Path, encoding: str) -> Iterator[str]:
     """The text of one plain text file in chunks, without a byte order mark.
 
-    Raises UserError if the file cannot be read, is no plain text, or changes meanwhile; it names
-    the first byte that cannot be decoded.
+    Raises UserError if the file cannot be read, is not plain text, or changes while it is read. It
+    names the first byte that cannot be decoded.
     """
     is_standard_input = file == STANDARD_INPUT
     name = "standard input" if is_standard_input else file
@@ -120,7 +125,7 @@ def read_file(file: Path, encoding: str) -> Iterator[str]:
                     raise UserError(f"{name} is {what}. Unpack it, or convert it to plain text.")
                 text = decoder.decode(chunk, final=not chunk)
                 if "\0" in text:
-                    raise UserError(f"{name} is no {encoding} text. {NUL_HINT}")
+                    raise UserError(f"{name} is not {encoding} text. {NUL_HINT}")
                 yield text.removeprefix("\ufeff") if is_first else text
         if state_of(file) != before:
             raise UserError(f"{name} changed while it was read. Copy it first, and use the copy.")
@@ -129,7 +134,7 @@ def read_file(file: Path, encoding: str) -> Iterator[str]:
         if isinstance(error, UnicodeDecodeError):
             offset = size - len(error.object) + error.start
             problem = f"byte 0x{error.object[error.start]:02x} at offset {offset}"
-        hint = "Convert it, or train with its --encoding (such as cp1252, cp1251, gb18030)."
+        hint = "Convert it, or name its --encoding (such as cp1252, cp1251, gb18030)."
         hint = NUL_HINT if b"\0" in chunk else hint
         raise UserError(f"{name} is not {encoding}: {problem}. {hint}") from None
     except OSError as error:
@@ -137,9 +142,10 @@ def read_file(file: Path, encoding: str) -> Iterator[str]:
 
 
 def state_of(file: Path) -> tuple[int, int] | None:
-    """What changes when somebody writes to a file; None for a pipe."""
-    if file == STANDARD_INPUT or not stat.S_ISREG((info := os.stat(file)).st_mode):
+    """What changes when somebody writes to a file; None for a stream."""
+    if is_stream(file):
         return None
+    info = os.stat(file)
     return info.st_size, info.st_mtime_ns
 
 

@@ -5,6 +5,7 @@ Shapes: T characters of a text, V vocabulary.
 
 import re
 import unicodedata
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -55,13 +56,14 @@ def describe_unknown(text: str, vocab: str) -> str:
         similar = [c for c in likes + character.lower() + character.upper() if c in known]
         if similar:
             hints.append(f"{character!r} is not {similar[0]!r}, which is known.")
-    return " ".join(
-        [
-            f"characters that are not in the vocabulary ({len(unknown)}):",
-            *map(repr, unknown[:50]),
-            *(["(" + " ".join(hints[:5]) + ")"] if hints else []),
-        ]
-    )
+    hint = f" ({' '.join(hints[:5])})" if hints else ""
+    return f"characters that are not in the vocabulary ({len(unknown)}): {list_some(unknown)}{hint}"
+
+
+def list_some(characters: Sequence[str]) -> str:
+    """The first 50 characters, and how many more there are."""
+    more = f" and {len(characters) - 50:,} more" if len(characters) > 50 else ""
+    return " ".join(map(repr, characters[:50])) + more
 
 
 def decode(ids_T: np.ndarray, codes_V: np.ndarray) -> str:

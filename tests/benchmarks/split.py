@@ -25,7 +25,7 @@ def main() -> None:
             codes_V, ids_N = np.unique(
                 code_points(text[start : start + length]), return_inverse=True
             )
-            findings.append(check_split(ids_N, int(length * 0.9), codes_V, 0.1))
+            findings.append(check_split(ids_N, int(length * 0.9), codes_V))
         counts = np.array(findings, dtype=bool)
         columns = [*counts.sum(0), counts.any(1).sum()]
         numbers = " ".join(f"{number:>6}" for number in columns)

@@ -154,7 +154,22 @@ def test_several_paths_and_a_folder_are_described(elsewhere):
     opened = open_corpus(DataConfig(("in", "b.csv")))
     assert "in and 1 more: 26 training characters" in opened.describe(2)
     assert "29 characters of 3 files; left out: 2 .md, 1 .py" in opened.describe(2)
-    assert open_corpus(DataConfig("b.csv")).files == ""
+    assert open_corpus(DataConfig("b.csv")).summary == ""
+
+
+@pytest.mark.parametrize(
+    ("length", "split", "advised", "too_short"),
+    [
+        (50_000, "end", True, False),
+        (50_000, "spread", False, False),
+        (30_000, "end", False, False),
+        (30_000, "spread", False, True),
+    ],
+)
+def test_a_spread_is_advised_only_where_it_changes_something(length, split, advised, too_short):
+    opened = numbered_text(length, val_split=split)
+    assert ("--val_split spread" in opened.split_advice) == advised
+    assert ("too short for --val_split spread" in opened.describe(8)) == too_short
 
 
 def test_a_huge_validation_split_is_evaluated_at_even_distances(monkeypatch):

@@ -12,6 +12,7 @@ from hypothesis.extra.numpy import arrays
 from model import generate
 from model.generate import (
     GenerationConfig,
+    first_character,
     make_step_fn,
     next_char_probs,
     sample_ids,
@@ -169,3 +170,10 @@ def test_texts_written_together_end_each_at_its_own_stop():
     longer = ["".join(whole[:200]), *whole[200:]]
     assert texts == [text[: text.index("b") + 1] if "b" in text else text for text in longer]
     assert len(set(texts)) > 1
+
+
+@pytest.mark.parametrize(
+    ("vocab", "start"), [("\t\r\n a", "\n"), ("\t\r a", "\r"), ("\t a", "\t"), ("a\n", "\n")]
+)
+def test_an_empty_prompt_is_a_line_end_if_the_vocabulary_has_one(vocab, start):
+    assert first_character(vocab) == start
