@@ -46,7 +46,7 @@ def check_split(ids_N: np.ndarray, train_chars: int, codes_V: np.ndarray) -> Fin
     return Findings(
         unlike=_find_unlike(train_N, val_N, len(codes_V)),
         in_order=_find_order(ids_N, codes_V),
-        duplicates=_find_duplicates(train_N, val_N),
+        duplicates=_find_duplicates(train_N, val_N, codes_V),
     )
 
 
@@ -77,8 +77,11 @@ def _find_order(ids_N: np.ndarray, codes_V: np.ndarray) -> str:
     )
 
 
-def _find_duplicates(train_N: np.ndarray, val_N: np.ndarray) -> str:
-    share = share_found(train_N[:SEARCHED_CHARS], val_N)
+def _find_duplicates(train_N: np.ndarray, val_N: np.ndarray, codes_V: np.ndarray) -> str:
+    # Copies may differ in spaces and line ends.
+    is_visible_V = np.array([not chr(code).isspace() for code in codes_V])
+    train_N = train_N[:SEARCHED_CHARS]
+    share = share_found(train_N[is_visible_V[train_N]], val_N[is_visible_V[val_N]])
     if share <= MAX_FOUND:
         return ""
     return (

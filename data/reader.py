@@ -135,7 +135,10 @@ def read_file(file: Path, encoding: str) -> Iterator[str]:
             offset = size - len(error.object) + error.start
             problem = f"byte 0x{error.object[error.start]:02x} at offset {offset}"
         hint = "Convert it, or name its --encoding (such as cp1252, cp1251, gb18030)."
-        hint = NUL_HINT if b"\0" in chunk else hint
+        if b"\0" in chunk:
+            hint = NUL_HINT
+        elif not chunk:
+            hint = "It ends in the middle of a character, so it may have been cut off."
         raise UserError(f"{name} is not {encoding}: {problem}. {hint}") from None
     except OSError as error:
         raise UserError(f"{name} cannot be read: {error.strerror}.") from None

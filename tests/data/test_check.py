@@ -145,3 +145,12 @@ def test_the_share_of_the_validation_text_that_stands_in_training_is_found(share
     assert share_found(train_N, val_N) == pytest.approx(share, abs=0.02)
     text = np.concatenate([SOUND[:45_000], SOUND[9_000:14_000]])
     assert "about 100% of the validation text" in check_text(text).duplicates
+
+
+@pytest.mark.parametrize("line_end", [" \r\n", "\n\n"])
+def test_copies_with_other_line_ends_are_found(line_end):
+    rng = np.random.default_rng(0)
+    lines = ["".join(map(chr, row)) for row in rng.integers(97, 123, (300, 40))]
+    codes_N = code_points("\n".join(lines) + line_end.join(lines))
+    codes_V, ids_N = np.unique(codes_N, return_inverse=True)
+    assert "100% of" in check_split(ids_N, int(len(ids_N) * 0.9), codes_V).duplicates

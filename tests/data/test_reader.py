@@ -106,3 +106,10 @@ def test_the_first_byte_that_is_not_utf_8_is_named(text_file, monkeypatch, at, c
     offset = at - 1 if at in (5, 9) else at  # of a broken pair, the first byte is invalid
     with pytest.raises(UserError, match=rf"{text_file} .* at offset {offset}\..*--encoding"):
         read_text(text_file, "utf-8")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "gb18030"])
+def test_a_text_that_is_cut_off_is_said_to_be(text_file, encoding):
+    text_file.write_bytes("月光如水".encode(encoding)[:-1])
+    with pytest.raises(UserError, match="ends in the middle of a character"):
+        read_text(text_file, encoding)
