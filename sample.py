@@ -188,7 +188,8 @@ def main(argv: list[str]) -> None:
     start, scored, left_out = first_character(saved.vocab), "", 0
     if config.text.score is not None:
         text = read_input(config.text.score, encoding)
-        scored = known_characters(text, saved.vocab, config.text.score)
+        name = "standard input" if config.text.score == "-" else config.text.score
+        scored = known_characters(text, saved.vocab, name)
         left_out = len(text) - len(scored)
 
     model = make_network(train_config.model, vocab_size=len(saved.vocab))

@@ -54,7 +54,9 @@ def _find_unlike(train_N: np.ndarray, val_N: np.ndarray, V: int) -> str:
     if len(val_N) > len(train_N):  # too little to predict it from
         return ""
     count = int(np.clip(round(len(train_N) / max(len(val_N), 1)), 9, 99))
-    nats_P, new_P = unlikeness([*np.array_split(train_N, count), val_N], V)
+    # As long as the validation text: a longer part would vary less.
+    others = [part_N[: len(val_N)] for part_N in np.array_split(train_N, count)]
+    nats_P, new_P = unlikeness([*others, val_N], V)
     difference, deviation = nats_P[-1] - nats_P[:-1].mean(), nats_P[:-1].std()
     is_unlike = abs(difference) > max(MAX_NATS, MAX_DEVIATIONS * deviation)
     if not is_unlike and new_P[-1] <= max(MAX_NEW, 2 * new_P[:-1].max()):
