@@ -53,7 +53,7 @@ def describe_unknown(text: str, vocab: str) -> str:
             break
     for character in unknown:
         likes = "".join(group for group in LOOK_ALIKES if character in group)
-        similar = [c for c in likes + character.lower() + character.upper() if c in known]
+        similar = [c for c in [*likes, character.lower(), character.upper()] if c in known]
         if similar:
             hints.append(f"{character!r} is not {similar[0]!r}, which is known.")
     hint = f" ({' '.join(hints[:5])})" if hints else ""
