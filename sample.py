@@ -207,7 +207,8 @@ def main(argv: list[str]) -> None:
                 others = f"; {left_out:,} others are not in the vocabulary" if left_out else ""
                 print(
                     f"{nats:.4f} nats, {nats / math.log(2):.4f} bits per character, "
-                    f"over {len(scored):,} characters{others}"
+                    f"over {len(scored):,} characters{others}",
+                    flush=True,
                 )
             elif config.text.interactive:
                 run_interactive(model, tokenizer, config)

@@ -185,9 +185,10 @@ def explain_loss(state: Checkpoint, corpus: Corpus) -> list[str]:
     advice = f"\n        {corpus.split_advice}" if corpus.split_advice else ""
     if corpus.findings.unlike:
         return [f"        The {place} differs from the rest (see the warning).{advice}"]
-    if state.first_val_loss > uniform + 0.1:  # that of a new network may be a little above
+    first_loss = state.first_val_loss or 0.0  # None in an older checkpoint
+    if first_loss > uniform + 0.1:  # that of a new network may be a little above
         return [
-            f"        The first validation loss, {state.first_val_loss:.4f}, is above that of a "
+            f"        The first validation loss, {first_loss:.4f}, is above that of a "
             f"uniform guess,\n        {uniform:.4f}. If the training loss is lower, the {place} "
             f"differs from the rest.{advice}"
         ]

@@ -129,7 +129,7 @@ def known_values(command: Command, other: dict[str, Any]) -> dict[str, Any]:
     if "data" in given:
         paths = given["data"]
         given["data"] = tuple(path if path == "-" else os.path.abspath(path) for path in paths)
-    elif command.resume is not None and "-" in (other.get("data") or ()):
+    elif command.resume and "-" in (make_config(TrainConfig, other).corpus.data or ()):
         raise UserError(
             "the text of this run came from standard input. Name a file with the same text: --data "
             "FILE."

@@ -784,3 +784,21 @@ def test_a_resumed_run_refuses_another_text(tiny, text_file, monkeypatch, capsys
     assert train.main(["--resume", "run", "--data", "moved.txt"]) == 0
     for split in ("train", "val"):
         assert curve(Path("whole"), split) == curve(Path("run"), split)
+
+
+def test_a_checkpoint_of_an_earlier_version_is_resumed(tiny, text_file, monkeypatch):
+    """It had one path as a string, no split, and no first loss."""
+    assert tiny(f"{STEPS} --out_dir=whole") == 0
+    shutil.copytree("whole", "old")
+    for name in ("last", "best"):
+        saved = checkpoint.load(f"old/{name}.pt")
+        saved.config["data"] = str(text_file)
+        del saved.config["val_split"], saved.first_val_loss
+        checkpoint.save(saved, Path(f"old/{name}.pt"))
+    with monkeypatch.context() as patch:  # before the next evaluation
+        at_steps(patch, [2], lambda _: os.kill(os.getpid(), signal.SIGINT))
+        assert train.main(["--resume", "old", "--max_iters=30", "--eval_interval=15"]) == 130
+    assert train.main(["--resume", "old"]) == 0
+    assert train.main(["--resume", "whole", "--max_iters=30", "--eval_interval=15"]) == 0
+    old, whole = (checkpoint.load(f"{run}/last.pt") for run in ("old", "whole"))
+    assert equal(old.model, whole.model)
