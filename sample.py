@@ -102,7 +102,7 @@ def sample_texts(
 ) -> Iterator[tuple[int, str]]:
     """All texts in pieces: (i, piece of text i).
 
-    Each text begins with the prompt. SEPARATOR stands before all but the first, but if texts stop
+    Each text begins with the prompt. SEPARATOR precedes all but the first; but if texts stop
     at a line end, each is a line.
     """
     vocab, stop = tokenizer.vocab, config.text.stop

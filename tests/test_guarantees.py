@@ -28,7 +28,15 @@ from configs.schema import ConfigParser
 from configs.training import TrainConfig
 from data import corpus
 from model import checkpoint
-from tests.conftest import TINY, curve, file_size_limit, summary, torchrun_variables
+from tests.conftest import (
+    ROOT,
+    TINY,
+    curve,
+    file_size_limit,
+    start_processes,
+    summary,
+    torchrun_variables,
+)
 from tests.test_train import STEPS, Clock, assert_same_run, assert_similar, at_steps, overflow_at
 
 DISK_ERROR = r"(?m)^error: \[Errno \d+\] .+\n$"
@@ -418,3 +426,11 @@ def fuzz(name: str, examples: int) -> None:
 def test_random_input_never_ends_with_a_traceback(text_file, trained_run, name):
     shutil.copytree(trained_run, "run")
     fuzz(name, examples=25)
+
+
+def test_several_processes_do_not_share_standard_input(text_file):
+    arguments = [str(ROOT / "train.py"), "--data", "-", *TINY, "--out_dir=run"]
+    for process in start_processes(arguments, 2):
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == 2
+        assert "several processes cannot read the same stream" in errors
