@@ -21,7 +21,7 @@ from data.tokenizer import ESCAPE_HINT, CharTokenizer, describe_unknown
 from model import checkpoint
 from model.generate import GenerationConfig, first_character, stream, total_nll
 from model.inspect.page import attention_page
-from model.network import make_network
+from model.network import count_parameters, make_network
 from model.system.device import DeviceConfig, sampling_machine
 from model.system.errors import (
     UserError,
@@ -170,7 +170,6 @@ def main(argv: list[str]) -> None:
     flags = parser.parse(argv)
     name = flags.pop("checkpoint", None)
     config = make_config(SampleConfig, flags)
-    machine = sampling_machine(config.system)
 
     # The checkpoint, and what is to be done with it
     path = checkpoint.resolve(name, config.text.which)
@@ -194,6 +193,7 @@ def main(argv: list[str]) -> None:
 
     model = make_network(train_config.model, vocab_size=len(saved.vocab))
     checkpoint.restore(saved, model)
+    machine = sampling_machine(config.system, count_parameters(model), config.sampling.num_samples)
     model.to(machine.device).eval()
 
     about = f"{path}, step {saved.step}, on {machine.device}"

@@ -56,6 +56,7 @@ from model.system.terminal import print_line
 MAX_TIMED_EVALUATIONS = 10  # of a run with --minutes
 SAVE_SECONDS = 600  # last.pt is saved at least so often
 SAMPLE_CHARS = 150  # written after each evaluation
+GPU_SAMPLE_CHARS = 50  # the same on a GPU, which writes one text slowly; SAMPLE_CHARS at the end
 
 
 @report_errors
@@ -131,14 +132,18 @@ def train(
         raise UserError(f"the teacher of {run_dir} is not the one that it began with.")
     state.config, state.teacher_sha256 = to_dict(config), teacher_sha256
 
+    if processes.is_main:
+        print_settings(config, corpus, model, run_dir)
+
     # Only training steps use compiled networks; evaluation, saving and sampling use `model`.
     training_model = processes.wrap(model)
     example_BT = torch.zeros(
         (rows.stop - rows.start) // accumulation_steps, block_size, dtype=torch.int64
     ).to(machine.device)
-    compiled_model = machine.compile(training_model, config.system.compile, example_BT)
+    compile_mode, steps = config.system.compile, optim_config.max_iters
+    compiled_model = machine.compile(training_model, compile_mode, steps, example_BT)
     if teacher is not None:
-        teacher = machine.compile(teacher, config.system.compile, example_BT)
+        teacher = machine.compile(teacher, compile_mode, steps, example_BT)
     checkpoint.restore(state, model, optimizers, scaler)
     state.model, state.optimizers = {}, []  # until they are saved: frees the memory
 
@@ -159,7 +164,6 @@ def train(
 
     logger = SilentLogger()
     if processes.is_main:
-        print_settings(config, corpus, model, run_dir)
         logger = Logger(run_dir, state.config, state.step)
     progress = run_progress(state, config, corpus, state.seconds)
     with catch_signals() as signals, closing(logger):
@@ -187,7 +191,9 @@ def train(
                 log_evaluation(logger, state)
                 save(*(["best.pt"] if is_best else []), "last.pt")
                 if processes.is_main:
-                    log_sample_and_maps(logger, model, corpus, step, SAMPLE_CHARS)
+                    is_short = not (finished or machine.is_cpu)
+                    chars = GPU_SAMPLE_CHARS if is_short else SAMPLE_CHARS
+                    log_sample_and_maps(logger, model, corpus, step, chars)
                 state.eval_seconds = time.perf_counter() - eval_start
             elif stopped or seconds() - state.seconds > SAVE_SECONDS:
                 save("last.pt")
@@ -226,7 +232,7 @@ def train(
                     group["lr"] = lr
             grad_norm = clip_grad_norm_(model.parameters(), optim_config.grad_clip or math.inf)
             # After a float16 overflow, skip all optimizers: GradScaler skips only the one whose
-            # gradients overflowed.
+            # gradients overflowed. (In float16, this and each scaler.step wait for the GPU.)
             if not scaler.is_enabled() or grad_norm.isfinite():
                 for optimizer in optimizers:
                     scaler.step(optimizer)
@@ -368,7 +374,9 @@ def evaluate(model: nn.Module, corpus: Corpus, machine: Machine) -> float:
     seed_all(0)  # for a network that draws random numbers here, too
     model.eval()
     processes = machine.processes
-    batches = corpus.eval_batches(model.config.block_size)[processes.rank :: processes.world_size]
+    batches = corpus.eval_batches(
+        model.config.block_size, machine.eval_batch_chars(model.vocab_size)
+    )[processes.rank :: processes.world_size]
     nats = torch.zeros(len(batches), device=machine.device)
     for i, (starts_B, T) in enumerate(batches):
         x_BT, y_BT = machine.to_device(*corpus.gather_examples(starts_B, T))

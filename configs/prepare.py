@@ -99,7 +99,7 @@ def build(
 ) -> tuple[nn.Module, list[Optimizer], GradScaler]:
     """The network with new weights, its optimizers, its gradient scaler."""
     seed_all(config.run.seed)
-    model = make_network(config.model, vocab_size).to(machine.device)
+    model = machine.place(make_network(config.model, vocab_size))
     optimizers = make_optimizers(model, config.optim, muon_dtype=machine.dtype)
     return model, optimizers, machine.make_scaler()
 

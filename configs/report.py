@@ -1,7 +1,6 @@
 """What a training run tells a person: its header, evaluations, samples, attention maps, result."""
 
 import math
-import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -20,10 +19,10 @@ from model.checkpoint import Checkpoint
 from model.generate import GenerationConfig, first_character, stream
 from model.inspect.maps import MAP_CHARS, draw_weights
 from model.inspect.record import record_attention
-from model.network import count_heads
+from model.network import count_heads, count_parameters
 from model.system.device import Machine
 from model.system.logger import Logger
-from model.system.terminal import cut_to_width, print_line, unify_line_ends
+from model.system.terminal import cut_to_width, print_line, quote, unify_line_ends
 
 
 def print_corpus(corpus: Corpus, machine: Machine, block_size: int) -> None:
@@ -102,11 +101,6 @@ def log_sample_and_maps(
     model.train()
 
 
-def count_parameters(model: nn.Module) -> int:
-    """How many numbers are trained."""
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
 def summarize(
     state: Checkpoint, corpus: Corpus, machine: Machine, model: nn.Module
 ) -> dict[str, Any]:
@@ -144,7 +138,7 @@ def print_result(
     this is its teacher.
     """
     step, best, minutes = state.step, state.best_val_loss, config.run.minutes
-    directory, more, lines = shlex.quote(str(run_dir)), "", []
+    directory, more, lines = quote(run_dir), "", []
     if best is not None:
         bits = best / math.log(2)
         lines.append(
@@ -165,7 +159,7 @@ def print_result(
         lines.append(
             f"sample  python sample.py {directory}{' --which last' if best is None else ''}"
         )
-        lines.append(f"resume  python train.py --resume {shlex.quote(str(resume_dir))}{more}{data}")
+        lines.append(f"resume  python train.py --resume {quote(resume_dir)}{more}{data}")
         if minutes and reason == "finished":
             interval = math.ceil(step * config.run.eval_interval / config.optim.max_iters)
             lines.append(
@@ -173,7 +167,7 @@ def print_result(
                 f"--eval_interval {interval}{data}\n"
                 "        trains a similar network; its result does not depend on the clock"
             )
-        lines.append(f"watch   tensorboard --logdir {shlex.quote(str(resume_dir.parent))}")
+        lines.append(f"watch   tensorboard --logdir {quote(resume_dir.parent)}")
         lines.append("        http://localhost:6006/?smoothing=0 shows the points themselves")
     print_line("\n".join(lines), sys.stdout)
 

@@ -29,7 +29,6 @@ from data.shakespeare import tiny_shakespeare
 from data.tokenizer import CharTokenizer, code_points
 from model.system.errors import UserError
 
-EVAL_BATCH_CHARS = 4096  # per evaluation batch: fits the processor's cache
 MAX_EVAL_CHARS = 1 << 20  # at most this many validation characters are evaluated
 # With `val_split` spread
 MAX_PIECES = 100
@@ -111,7 +110,7 @@ class Corpus:
 
     def eval_chars(self, block_size: int) -> int:
         """How many characters an evaluation predicts."""
-        return sum(len(starts_B) * T for starts_B, T in self.eval_batches(block_size))
+        return sum(len(starts_B) * T for starts_B, T in self.eval_batches(block_size, block_size))
 
     def require_length(self, block_size: int) -> None:
         """Raise UserError if a part is not longer than an example."""
@@ -156,8 +155,8 @@ class Corpus:
             starts.append(shuffled_starts(self.train_chars, block_size, seed, epoch)[i])
         return self.gather_examples(np.array(starts), block_size)
 
-    def eval_batches(self, block_size: int) -> list[tuple[np.ndarray, int]]:
-        """(starts_B, T) of each batch; together they cover the validation split.
+    def eval_batches(self, block_size: int, chars: int) -> list[tuple[np.ndarray, int]]:
+        """(starts_B, T) of batches of so many characters, which cover the validation split.
 
         Every character except the first is predicted exactly once; the last example is shorter.
         Beyond MAX_EVAL_CHARS, evenly spaced examples are used instead.
@@ -169,7 +168,7 @@ class Corpus:
         if len(starts) > max_examples:
             starts = starts[np.linspace(0, len(starts) - 1, max_examples).astype(int)]
             last_T = 0
-        rows = max(1, EVAL_BATCH_CHARS // block_size)
+        rows = max(1, chars // block_size)
         batches = [(starts[i : i + rows], block_size) for i in range(0, len(starts), rows)]
         if last_T > 0:
             batches.append((np.array([self.train_chars + targets - last_T]), last_T))

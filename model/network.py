@@ -86,6 +86,11 @@ def has_even_heads(config: GPTConfig) -> bool:
     return config.n_embd % (2 * count_heads(config)) == 0
 
 
+def count_parameters(model: nn.Module) -> int:
+    """How many numbers are trained."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
 def network_class(name: str) -> type[nn.Module]:
     """The class GPT of a network's file."""
     return importlib.import_module(f"model.networks.{name}").GPT

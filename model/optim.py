@@ -117,35 +117,53 @@ class Muon(Optimizer):
 
     def _step_together(self, parameters: list[Tensor], lr: float, weight_decay: float) -> None:
         R, C = parameters[0].shape[-2:]
-        updates = []
         for parameter in parameters:
-            state = self.state[parameter]
-            if not state:
-                state["momentum_buffer"] = torch.zeros_like(parameter)
-            momentum = state["momentum_buffer"].lerp_(parameter.grad, 1 - self.MOMENTUM)
-            updates.append(parameter.grad.lerp(momentum, self.MOMENTUM).reshape(-1, R, C))
-        update_NRC = orthogonalize(torch.cat(updates), self.dtype)
+            if not self.state[parameter]:
+                self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        # The _foreach functions do on a GPU in one kernel what would take one for each parameter.
+        grads = [parameter.grad for parameter in parameters]
+        momenta = [self.state[parameter]["momentum_buffer"] for parameter in parameters]
+        torch._foreach_lerp_(momenta, grads, 1 - self.MOMENTUM)
+        stacks = [x.reshape(-1, R, C) for x in torch._foreach_lerp(grads, momenta, self.MOMENTUM)]
+        update_NRC = orthogonalize(torch.cat(stacks), self.dtype)
         update_NRC = F.rms_norm(update_NRC, (C,))  # a tall matrix has unequal rows
-        for parameter, update in zip(
-            parameters, update_NRC.split([len(update) for update in updates]), strict=True
-        ):
-            parameter.mul_(1 - lr * weight_decay)
-            parameter.sub_(update.view_as(parameter), alpha=0.2 * lr)
+        updates = [
+            update.view_as(parameter)
+            for update, parameter in zip(
+                update_NRC.split([len(stack) for stack in stacks]), parameters, strict=True
+            )
+        ]
+        torch._foreach_mul_(parameters, 1 - lr * weight_decay)
+        torch._foreach_sub_(parameters, updates, alpha=0.2 * lr)
 
 
 def orthogonalize(x_NRC: Tensor, dtype: torch.dtype) -> Tensor:
-    """Move the singular values of N matrices close to 1, by four Newton-Schulz iterations.
+    """Move the singular values of N matrices close to 1, by three Newton-Schulz iterations.
 
-    x_NRC to x_NRC. All but the smallest singular values end between about 0.7 and 1.2. `dtype` is
-    that of the iterations.
+    x_NRC to x_NRC. An iteration multiplies X by a polynomial Q of its Gram matrix G = X Xᵀ, which
+    becomes Q G Q. So it is enough to iterate on G, which is smaller. All but the smallest singular
+    values end between about 0.7 and 1.2. `dtype` is that of the products.
     """
     if x_NRC.size(1) > x_NRC.size(2):
         return orthogonalize(x_NRC.mT, dtype).mT
     # Normalize first: float16 could not hold small gradients.
     norm_N11 = x_NRC.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
     y_NRC = (x_NRC / norm_N11).to(dtype)
-    for _ in range(4):  # coefficients of Jordan et al.
-        gram_NRR = y_NRC @ y_NRC.mT
-        quintic_NRR = torch.baddbmm(gram_NRR, gram_NRR, gram_NRR, beta=-4.775, alpha=2.0315)
-        y_NRC = torch.baddbmm(y_NRC, quintic_NRR, y_NRC, beta=3.4445)
-    return y_NRC.to(x_NRC.dtype)
+    gram_NRR = y_NRC @ y_NRC.mT
+    # √‖Y Yᵀ‖ is closer to the largest singular value than ‖Y‖ is. It saves an iteration.
+    bound_N11 = gram_NRR.norm(dim=(1, 2), keepdim=True).clamp(min=1e-3)
+    gram_NRR = gram_NRR / bound_N11
+    factor_NRR = quintic(gram_NRR)
+    total_NRR = factor_NRR / bound_N11.sqrt()
+    for _ in range(2):
+        gram_NRR = factor_NRR @ gram_NRR @ factor_NRR
+        factor_NRR = quintic(gram_NRR)
+        total_NRR = factor_NRR @ total_NRR
+    return (total_NRR @ y_NRC).to(x_NRC.dtype)
+
+
+def quintic(gram_NRR: Tensor) -> Tensor:
+    """3.4445 I - 4.775 G + 2.0315 G², with the coefficients of Jordan et al."""
+    factor_NRR = torch.baddbmm(gram_NRR, gram_NRR, gram_NRR, beta=-4.775, alpha=2.0315)
+    factor_NRR.diagonal(dim1=1, dim2=2).add_(3.4445)
+    return factor_NRR

@@ -13,7 +13,7 @@ CODE = [
     for folder in ("model", "data", "configs")
     for path in sorted((ROOT / folder).rglob("*.py"))
 ] + ["train.py", "sample.py"]
-PARTS = ("network", "networks", "attention", "dropout", "optim", "generate", "checkpoint")
+PARTS = ("network", "networks", "attention", "layers", "optim", "generate", "checkpoint")
 NETWORK = {f"model.{name}" for name in PARTS}
 # What each folder or file may import of this repository. The longest name that fits counts.
 MAY_IMPORT = {
@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "configs": {"configs", "data", "model"},
     "data": {"data", "model.system.errors", "model.system.files", "model.system.terminal"},
     "model": NETWORK | {"model.system"},
-    "model/networks": {"model.network", "model.attention", "model.dropout", "model.system.errors"},
+    "model/networks": {"model.network", "model.attention", "model.layers", "model.system.errors"},
     "model/inspect": {"model.attention", "model.inspect", "model.system"},
     "model/system": {"model.system"},
 }

@@ -57,7 +57,7 @@ CASES = [
     ("train.py --data picture.png", "is not utf-8", "NUL characters, so it is binary"),
     ("train.py --data latin.txt", "latin.txt is not utf-8: byte 0xe9 at offset 0", "--encoding"),
     ("train.py --resume stranger", "stranger has no config.toml"),
-    ("train.py --device hpu --data missing.txt", "device 'hpu' is not on this machine"),
+    ("train.py --device hpu --data missing.txt", "device is 'hpu'. Use auto"),
     ("train.py --n_layer -3", "argument --n_layer: -3 is not in [1, 1000]"),
     ("train.py --n_embd 12 --n_head 4", "n_embd is 12", "4 heads", "--n_embd 8"),
     ("train.py --n_embd 130 --n_head 0", "n_embd is 130", "2 heads", "--n_embd 128"),

@@ -26,8 +26,8 @@ import sample
 import train
 from configs.schema import ConfigParser
 from configs.training import TrainConfig
-from data import corpus
 from model import checkpoint
+from model.system import device
 from tests.conftest import (
     ROOT,
     TINY,
@@ -149,7 +149,7 @@ def run_process(variables: dict[str, str], flags: str, edit: Callable | None) ->
     rank = int(os.environ["RANK"])
     for number, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(f"{name}{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
-    corpus.EVAL_BATCH_CHARS = 64  # several batches for each process
+    device.CPU_EVAL_CHARS = 64  # several batches for each process
     if edit is not None:
         edit(rank)
     flags += " --data=text.txt --dtype=float32 --log_interval=1"
@@ -299,6 +299,31 @@ def test_a_compiled_run_of_two_processes_equals_an_eager_run(train_in_two, tiny)
     assert end(*processes) == [0, 0]
     assert tiny(f"{flags} --dtype=float32 --log_interval=1 --out_dir=one") == 0
     assert_similar(Path("one"), Path("two"))
+
+
+def fail_and_hang(fails_in: int, rank: int) -> None:
+    """Process `fails_in` fails. To leave the others takes forever, as with NCCL after an error."""
+
+    def fail(_):
+        if rank == fails_in:
+            raise ValueError("a bug in an edit")
+
+    def hang():
+        Path(f"left{rank}").touch()
+        time.sleep(3600 * (fails_in >= 0))
+
+    at_steps(pytest.MonkeyPatch(), [3], fail)
+    torch.distributed.destroy_process_group = hang
+
+
+def test_an_error_in_one_process_ends_all(train_in_two):
+    assert end(*train_in_two("--max_iters=8 --out_dir=run", partial(fail_and_hang, 1))) == [1, 1]
+    assert "Traceback" in Path("err1").read_text()
+    assert Path("err1").read_text().splitlines()[-1] == "ValueError: a bug in an edit"
+    assert Path("err0").read_text().splitlines()[-1].startswith("error: another process of this")
+    assert not Path("left0").exists() and not Path("left1").exists()
+    assert end(*train_in_two("--max_iters=8 --out_dir=good", partial(fail_and_hang, -1))) == [0, 0]
+    assert Path("left0").exists() and Path("left1").exists()
 
 
 def test_a_compiler_failing_in_one_process_ends_the_run(train_in_two):

@@ -9,6 +9,8 @@ import re
 import shutil
 import signal
 import sys
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +18,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import train
 from configs import prepare, report
 from configs.recipe import Budget, recipe, step_flops
+from configs.training import TrainConfig
 from data.corpus import DataConfig, open_corpus
 from model import checkpoint
 from model.network import GPTConfig, make_network
@@ -187,7 +191,7 @@ def test_training_equals_a_plain_loop(
     for name, weight in model.state_dict().items():
         assert torch.allclose(saved[name], weight, rtol=1e-3, atol=1e-5)
     nats = 0.0  # of the validation split, where the temperature is 1
-    for starts_B, T in corpus.eval_batches(16):
+    for starts_B, T in corpus.eval_batches(16, 64):
         x_BT, y_BT = corpus.gather_examples(starts_B, T)
         nats += F.cross_entropy(model(x_BT).flatten(0, 1), y_BT.flatten(), reduction="sum").item()
     val_loss = summary(Path("run"))["val_loss"]
@@ -205,6 +209,73 @@ def test_an_overflow_skips_all_optimizers_and_halves_the_scale(tiny, monkeypatch
     assert checkpoint.load("run/last.pt").scaler["scale"] == 512
     assert train.main(["--resume", "run", "--max_iters", "7"]) == 0
     assert checkpoint.load("run/last.pt").scaler["scale"] == 512
+
+
+def test_float16_follows_float32_also_after_an_overflow_and_a_resume(tiny, monkeypatch):
+    """On a CPU: it shows the scaler and the skipped step, not the numbers of a GPU."""
+    flags = "--n_layer=1 --n_embd=32 --max_iters=60 --eval_interval=30 --log_interval=1"
+    assert tiny(f"{flags} --dtype=float32 --out_dir=float32") == 0
+    training_machine = train.training_machine
+    monkeypatch.setattr(
+        train, "training_machine", lambda *args: replace(training_machine(*args), dtype=torch.half)
+    )
+    with monkeypatch.context() as patch:
+        overflow_at(patch, [40])
+        at_steps(patch, [45], lambda _: shutil.copytree("float16", "killed"))  # saved at step 30
+        assert tiny(f"{flags} --out_dir=float16") == 0
+    losses = dict(curve(Path("float16"), "train"))
+    for step, expected in curve(Path("float32"), "train")[:20]:
+        assert losses[step] == pytest.approx(expected, abs=1e-2)
+    assert summary(Path("float16"))["dtype"] == "float16"
+    saved = checkpoint.load("float16/last.pt")
+    assert saved.scaler["scale"] == checkpoint.load("killed/last.pt").scaler["scale"] / 2
+    assert losses[59] < losses[20]
+    overflow_at(monkeypatch, [10])
+    assert train.main(["--resume", "killed"]) == 0
+    assert_same_run(Path("float16"), Path("killed"))
+
+
+def test_samples_before_the_last_are_shorter_on_a_gpu(tiny, monkeypatch):
+    """The device is simulated. A GPU writes a single text slowly."""
+    lengths = []
+    monkeypatch.setattr(train, "log_sample_and_maps", lambda *args: lengths.append(args[-1]))
+    monkeypatch.setattr(train, "GPU_SAMPLE_CHARS", 3)  # SAMPLE_CHARS is 6
+    assert tiny(f"{STEPS} --out_dir=on_cpu") == 0
+    monkeypatch.setattr(Machine, "is_cpu", False)
+    monkeypatch.setattr(Machine, "synchronize", lambda _: None)
+    assert tiny(f"{STEPS} --out_dir=on_gpu") == 0
+    assert lengths == [6, 6, 3, 6]
+
+
+def test_a_step_takes_few_operations(tiny, monkeypatch):
+    """Each is at least one kernel on a GPU, which takes about 100 more for the casts of autocast.
+
+    Views are none. Clipping is left out.
+    """
+    views = {"view", "t", "transpose", "slice", "split", "unsqueeze", "expand", "detach", "permute"}
+    views |= {"select", "alias", "as_strided", "_unsafe_view", "split_with_sizes", "diagonal"}
+    counts = Counter()
+
+    class CountOperations(TorchDispatchMode):
+        def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+            counts[operation.overloadpacket.__name__] += 1
+            return operation(*args, **(kwargs or {}))
+
+    machine = Machine(torch.device("cpu"), torch.bfloat16)
+    values = {"model": GPTConfig(n_layer=4, n_embd=160), "optim": OptimConfig(batch_size=1)}
+    model, optimizers, _ = prepare.build(replace(TrainConfig(), **values), machine, 65)
+    x_BT = torch.zeros(1, 256, dtype=torch.int64)
+    for _ in range(2):  # in the first step, optimizers make their state
+        counts.clear()
+        with CountOperations():
+            with machine.autocast():
+                loss = train.training_loss(model(x_BT), x_BT, 1.0)
+            loss.backward()
+            for optimizer in optimizers:
+                optimizer.step()
+        model.zero_grad()
+    kernels = {name: count for name, count in counts.most_common() if name not in views}
+    assert sum(kernels.values()) <= 650, kernels
 
 
 def test_gradients_that_overflow_at_the_smallest_scale_end_the_run(tiny, monkeypatch, capsys):

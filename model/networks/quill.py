@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.attention import Cache, attend
-from model.dropout import Dropout
+from model.layers import Dropout, relu_squared
 from model.network import GPTConfig
 
 
@@ -92,7 +92,7 @@ class MLP(nn.Module):
 
     def forward(self, x_BTC: Tensor) -> Tensor:
         """x_BTC to out_BTC."""
-        return self.proj(F.relu(self.fc(x_BTC)).square())  # ReLU²: So et al. 2021, "Primer"
+        return self.proj(relu_squared(self.fc(x_BTC)))
 
 
 class TokenShift(nn.Module):
@@ -105,6 +105,7 @@ class TokenShift(nn.Module):
     def forward(self, x_BTC: Tensor, cache: Cache | None = None) -> Tensor:
         """x_BTC to out_BTC. With a `cache`, x_BTC continues the text in it."""
         B, _, C = x_BTC.shape
+        sizes = [(C + 2) // 3, (C + 1) // 3, C // 3]
         if cache is not None and self in cache.kept:
             last_B2C = cache.kept[self]
         else:
@@ -112,7 +113,7 @@ class TokenShift(nn.Module):
         padded_BTC = torch.cat((last_B2C, x_BTC), dim=1)  # two positions more than x_BTC
         if cache is not None:
             cache.kept[self] = padded_BTC[:, -2:]
-        now, shifted_1, shifted_2 = padded_BTC.tensor_split(3, dim=-1)
+        now, shifted_1, shifted_2 = padded_BTC.split(sizes, dim=-1)
         return torch.cat((now[:, 2:], shifted_1[:, 1:-1], shifted_2[:, :-2]), dim=-1)
 
 

@@ -1,7 +1,7 @@
 """Device, dtype, compilation: the only file that names particular devices and dtypes."""
 
-import contextlib
 import ctypes
+import functools
 import os
 import random
 import re
@@ -18,12 +18,18 @@ from model.system.errors import UserError
 from model.system.processes import Processes
 from model.system.terminal import print_line
 
+CPU_EVAL_CHARS = 4096  # per evaluation batch: fits the processor's cache
+# What follows was estimated, not measured: nobody has run Quill on a GPU.
+GPU_EVAL_CHARS, GPU_EVAL_LOGITS = 65_536, 2**25  # the latter are 128 MB
+COMPILED_STEPS = 20_000  # compiling takes about a minute, and saves a few milliseconds a step
+CPU_PARAMETERS, CPU_SAMPLES = 10_000_000, 8  # up to these, a CPU samples faster
+
 
 @dataclass(frozen=True)
 class DeviceConfig:
     """What to compute on."""
 
-    device: Annotated[str, "auto, cpu, cuda, cuda:N or mps"] = "auto"
+    device: Annotated[str, "auto (cuda or cpu), cpu, cuda, cuda:N, mps or xpu"] = "auto"
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
         "dtype of matrix products; auto: the fastest for training, float32 for sampling",
@@ -36,7 +42,7 @@ class CompileConfig(DeviceConfig):
 
     compile: Annotated[
         Literal["auto", "on", "off", "True", "False"],
-        "torch.compile; auto: on CUDA",
+        "torch.compile; auto: on CUDA, in long runs",
     ] = "auto"
     deterministic: Annotated[
         bool, "refuse operations that do not repeat exactly; --no-deterministic allows them"
@@ -77,29 +83,58 @@ class Machine:
             return [x.pin_memory().to(self.device, non_blocking=True) for x in batch]
         return [x.to(self.device) for x in batch]
 
+    def place(self, network: nn.Module) -> nn.Module:
+        """Move a new network to the device.
+
+        On mps, the backward pass of an embedding does not repeat exactly, so that of a small table
+        is replaced by that of a product, which does.
+        """
+        for module in network.modules():
+            is_table = isinstance(module, nn.Embedding) and module.num_embeddings <= 1000
+            if self.device.type == "mps" and is_table:
+                module.forward = functools.partial(embed_by_product, module)
+        return network.to(self.device)
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether the device is the CPU."""
+        return self.device.type == "cpu"
+
+    def eval_batch_chars(self, vocab_size: int) -> int:
+        """How many characters an evaluation reads at once."""
+        if self.is_cpu:
+            return CPU_EVAL_CHARS
+        return min(GPU_EVAL_CHARS, GPU_EVAL_LOGITS // vocab_size)
+
     def synchronize(self) -> None:
         """Wait until a GPU has done all that was asked for."""
-        if self.device.type != "cpu":
+        if not self.is_cpu:
             torch.accelerator.synchronize(self.device)
 
     def make_scaler(self) -> torch.amp.GradScaler:
         """Keeps float16 gradients in range; for other dtypes it passes everything through."""
         return torch.amp.GradScaler(self.device.type, enabled=self.dtype == torch.float16)
 
-    def compile(self, network: nn.Module, mode: str, ids_BT: Tensor) -> nn.Module | Callable:
+    def compile(
+        self, network: nn.Module, mode: str, steps: int, ids_BT: Tensor
+    ) -> nn.Module | Callable:
         """`network`, compiled for inputs like `ids_BT` if `mode` asks for it.
+
+        The mode auto compiles on CUDA, for at least COMPILED_STEPS steps.
 
         The network is tried, so its buffers may change. If the compiler fails, a line on standard
         error says so, and one process goes on without it. (Several raise: they could not compute
         the same.)
         """
-        is_wanted = mode in ("on", "True") or (mode == "auto" and self.device.type == "cuda")
-        if not is_wanted:
+        is_wanted = self.device.type == "cuda" and steps >= COMPILED_STEPS
+        if mode in ("off", "False") or (mode == "auto" and not is_wanted):
             return network
+        if self.processes.is_main:
+            print_line("compiling the network, which takes a minute or more", sys.stdout)
         if torch.are_deterministic_algorithms_enabled():
             torch.use_deterministic_algorithms(True)  # tells the compiler, too
         options = {}
-        if self.device.type == "cpu":
+        if self.is_cpu:
             # PyTorch's own random numbers are faster than the compiler's, and equal to those of a
             # run that is not compiled. A result of more than ten operations is stored, not
             # computed again where it is used: the angles of a rotation, for example.
@@ -121,18 +156,38 @@ class Machine:
         return compiled
 
 
-def choose_device(name: str) -> torch.device:
-    """The device of that name; auto is the accelerator that this machine has, or its CPU.
+def embed_by_product(table: nn.Embedding, ids: Tensor) -> Tensor:
+    """The rows `ids` of a table, as a product with a matrix of ones and zeros."""
+    ids_V = torch.arange(table.num_embeddings, device=ids.device)
+    with torch.autocast(ids.device.type, enabled=False):
+        return (ids[..., None] == ids_V).to(table.weight.dtype) @ table.weight
 
-    Raises UserError if the machine does not have it.
+
+def choose_device(name: str, processes: Processes) -> torch.device:
+    """The device of that name; auto is cuda, or the CPU. Of several processes, each has a GPU.
+
+    Raises UserError if this machine does not have it, or PyTorch cannot use it.
     """
     if name == "auto":
-        return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
-    if re.fullmatch(r"cpu|mps|cuda(:[0-9]+)?", name):  # PyTorch has cpu:1, too, and others
-        with contextlib.suppress(RuntimeError, AssertionError, ImportError):
-            torch.empty(0, device=name).cpu()
-            return torch.device(name)
-    raise UserError(f"device {name!r} is not on this machine. Use --device auto.")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if not re.fullmatch(r"cpu|mps|xpu|cuda(:[0-9]+)?", name):  # PyTorch has cpu:1, too, and others
+        raise UserError(f"device is {name!r}. Use auto, cpu, cuda, cuda:N, mps or xpu.")
+    if processes.world_size > 1 and name != "cpu":
+        if name != "cuda":
+            raise UserError(f"device is {name}. Several processes need --device cuda or cpu.")
+        name = f"cuda:{processes.local_rank}"
+    device = torch.device(name)
+    if device.index is not None:
+        if device.index >= (count := torch.cuda.device_count()):
+            hint = "Each process needs one" if processes.world_size > 1 else "Use --device cpu"
+            raise UserError(f"device is {name}, but GPUs on this machine: {count}. {hint}.")
+        torch.cuda.set_device(device)  # before it is used: otherwise GPU 0 is used, too
+    try:
+        (torch.zeros(1, device=device) + 1).cpu()  # PyTorch may have no kernels for an old GPU
+    except (RuntimeError, AssertionError, ImportError) as error:
+        problem = str(error).strip().partition("\n")[0].rstrip(".")
+        raise UserError(f"device {name} cannot be used: {problem}. Use --device cpu.") from None
+    return device
 
 
 def device_kind(device: torch.device) -> str:
@@ -160,19 +215,16 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def training_machine(config: CompileConfig, processes: Processes) -> Machine:
-    """The machine to train on, configured so that training is fast and repeats exactly.
-
-    Of several processes, each has a GPU of its own. Raises UserError if there are too few.
-    """
-    device = choose_device(config.device)
-    if processes.world_size > 1 and device.type == "cuda":
-        if device.index is not None:
-            raise UserError(f"device is {device}. With several processes, use --device cuda.")
-        if processes.local_rank >= (count := torch.cuda.device_count()):
-            raise UserError(f"each process needs a GPU. Start at most {count} per machine.")
-        device = torch.device("cuda", processes.local_rank)
-        torch.cuda.set_device(device)
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # makes cuBLAS deterministic
+    """The machine to train on, configured so that training is fast and repeats exactly."""
+    device = choose_device(config.device, processes)
+    # With these two, cuBLAS is deterministic.
+    workspace = os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    must_repeat = device.type == "cuda" and config.deterministic
+    if must_repeat and workspace not in (":4096:8", ":16:8"):
+        raise UserError(
+            f"CUBLAS_WORKSPACE_CONFIG is {workspace!r}. Set it to :4096:8 or :16:8, or use "
+            "--no-deterministic."
+        )
     # Otherwise the embedding's backward pass on a CPU adds up in a different order each time.
     # (torch.use_deterministic_algorithms does the same, and imports the compiler, which takes 1 s.)
     torch.set_deterministic_debug_mode("error" if config.deterministic else "default")
@@ -183,12 +235,16 @@ def training_machine(config: CompileConfig, processes: Processes) -> Machine:
     return Machine(device, choose_dtype(config.dtype, device), processes)
 
 
-def sampling_machine(config: DeviceConfig) -> Machine:
-    """The machine to sample on, in float32 unless another dtype is asked for.
+def sampling_machine(config: DeviceConfig, parameters: int, texts: int) -> Machine:
+    """The machine on which a network of so many parameters writes so many texts at once.
 
-    A small network samples no faster in less precision.
+    In float32 unless another dtype is asked for: a small network samples no faster in less. The
+    device auto is the CPU for small networks and few texts, since one character of one text takes
+    a GPU about 200 kernels.
     """
-    device = choose_device(config.device)
+    is_small = parameters <= CPU_PARAMETERS and texts <= CPU_SAMPLES
+    name = "cpu" if config.device == "auto" and is_small else config.device
+    device = choose_device(name, Processes())
     return Machine(device, choose_dtype(config.dtype.replace("auto", "float32"), device))
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import os
+import time
 import uuid
 from collections.abc import Iterator
 from datetime import datetime
@@ -24,13 +25,23 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(path)
+        replace(temporary, path)
     except OSError as error:
         error.filename = error.filename or str(path)  # a full disk has none
         raise
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
+
+
+def replace(source: Path, path: Path) -> None:
+    """Move a file over another; if that is open in another program, as Windows asks, try again."""
+    for _ in range(10):
+        with contextlib.suppress(PermissionError):
+            source.replace(path)
+            return
+        time.sleep(0.05)
+    source.replace(path)
 
 
 @contextlib.contextmanager

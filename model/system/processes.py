@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import sys
 import time
 from collections.abc import Iterator
 from typing import TypeVar
@@ -11,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from model.system.errors import AbortError, UserError, catch_signals
+from model.system.errors import AbortError, UserError, report
 
 T = TypeVar("T")
 
@@ -42,17 +43,19 @@ class Processes:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if self.world_size > 1:
-            # Torchrun sends SIGTERM when a process ends; the others should still say why they end.
-            with catch_signals():
-                # destroy_process_group holds the GIL while it waits for gloo's thread, which needs
-                # the GIL to free its last tensor. Without this pause they can deadlock.
-                time.sleep(0.2)
-                dist.destroy_process_group()
-            lost = isinstance(error, RuntimeError) and not isinstance(error, AbortError)
-            if lost and "connection" in str(error).lower():  # gloo's message
-                message = "another process of this run has ended. Its last message says why."
-                raise AbortError(message) from None
+        if self.world_size == 1:
+            return
+        if error is not None and not isinstance(error, SystemExit):
+            # NCCL may wait for the others forever when it is asked to end. So don't ask.
+            if isinstance(error, RuntimeError) and "connection" in str(error).lower():  # gloo
+                error = AbortError("another process of this run has ended. Its message says why.")
+            status = report(error)
+            sys.stderr.flush()
+            os._exit(status)
+        # destroy_process_group holds the GIL while it waits for gloo's thread, which needs the GIL
+        # to free its last tensor. Without this pause they can deadlock.
+        time.sleep(0.2)
+        dist.destroy_process_group()
 
     def batch_rows(self, batch_size: int, accumulation_steps: int) -> slice:
         """This process's rows of a batch. Raises UserError if it cannot be divided evenly."""

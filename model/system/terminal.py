@@ -2,7 +2,10 @@
 
 import os
 import re
+import shlex
+import subprocess
 import unicodedata
+from pathlib import Path
 from typing import TextIO
 
 from tqdm import tqdm
@@ -34,6 +37,12 @@ def escape_control_chars(text: str, stream: TextIO) -> str:
 def unify_line_ends(text: str) -> str:
     r"""`text` with "\n" instead of "\r\n" (Windows) and "\r" (old Macs)."""
     return re.sub("\r\n?", "\n", text)
+
+
+def quote(path: Path, system: str = os.name) -> str:
+    """`path` as an argument in a command: for a POSIX shell, or for cmd.exe, the system "nt"."""
+    text = path.as_posix()
+    return subprocess.list2cmdline([text]) if system == "nt" else shlex.quote(text)
 
 
 def cut_to_width(line: str, width: int) -> str:

@@ -74,7 +74,7 @@ TIED = [
      r"        self.head.weight = self.embedding.weight\n\1"),
     (QUILL, r"x_BTC = norm\((self\.embedding.*)\)\n", r"x_BTC = \1\n"),
 ]  # fmt: skip
-GELU = [(QUILL, r"F\.relu\(self\.fc\(x_BTC\)\)\.square\(\)", "F.gelu(self.fc(x_BTC))")]
+GELU = [(QUILL, r"relu_squared\(self\.fc\(x_BTC\)\)", "F.gelu(self.fc(x_BTC))")]
 GAINS = [
     (QUILL, r"(        self\.(dropout = Drop|embedding =))",
      r"        self.norm = nn.LayerNorm(config.n_embd, bias=False)\n"

@@ -9,13 +9,15 @@ import re
 from pathlib import Path
 from statistics import mean, median, stdev
 
+import torch
+
 import train
 from configs.schema import make_config
 from data.corpus import DataConfig, open_corpus
 from data.shakespeare import tiny_shakespeare
 from model import checkpoint
 from model.network import make_network
-from model.system.device import DeviceConfig, sampling_machine
+from model.system.device import Machine
 from tests.benchmarks.convert import load_nanogpt
 from tests.benchmarks.peer import CPU_COMMAND, arguments, machine, nanogpt, quill
 
@@ -37,7 +39,7 @@ def whole_split_loss(folder: Path) -> float:
     model = make_network(make_config(train.TrainConfig, saved.config).model, len(saved.vocab))
     checkpoint.restore(saved, model)
     corpus = open_corpus(DataConfig(), saved.vocab)
-    return train.evaluate(model, corpus, sampling_machine(DeviceConfig("cpu")))
+    return train.evaluate(model, corpus, Machine(torch.device("cpu"), torch.float32))
 
 
 def compare_losses(clone: Path, seeds: list[int]) -> None:

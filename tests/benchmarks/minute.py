@@ -1,7 +1,9 @@
-"""The default run and nanoGPT's CPU command, one after the other.
+"""The default run and nanoGPT's CPU command, one after the other, like with like.
 
-The ratio is Quill's time to A100_LOSS over the wall clock of nanoGPT's whole command. With
---nanogpt, --chart FILE.svg draws both curves of the last seed.
+With --nanogpt, two more runs of Quill: the time to the loss at which nanoGPT ends, with an
+evaluation each 25 steps, and the loss after nanoGPT's time, by --minutes. Losses are over the whole
+validation split, times are of whole processes, evaluations included. --chart FILE.svg draws the
+curves of the last seed.
 """
 
 import re
@@ -9,6 +11,7 @@ from pathlib import Path
 
 from data.shakespeare import tiny_shakespeare
 from tests.benchmarks.chart import draw_svg
+from tests.benchmarks.like import whole_split_loss
 from tests.benchmarks.peer import CPU_COMMAND, ROOT, Outcome, arguments, machine, nanogpt, quill
 
 A100_LOSS = 1.4697  # what nanoGPT's README reports for about three minutes on an A100
@@ -17,20 +20,26 @@ A100_LOSS = 1.4697  # what nanoGPT's README reports for about three minutes on a
 def main() -> None:
     args = arguments(chart="")
     print(machine())
-    print(
-        f"{'seed':>6} {f'to {A100_LOSS}':>10} {'wall':>6} {'best':>7} | "
-        f"{'nanoGPT wall':>12} {'loss':>7} | ratio"
-    )
     for seed in args.seeds:
         ours = quill("--seed", seed)
-        seconds, best = ours.seconds_to(A100_LOSS), ours.summary["best_val_loss"]
-        line = f"{seed:>6} {seconds:>9.1f}s {ours.wall:>5.0f}s {best:>7.4f} |"
-        if args.nanogpt:
-            theirs = nanogpt(args.nanogpt, tiny_shakespeare(), *CPU_COMMAND)
-            line += f" {theirs.wall:>11.1f}s {theirs.best:>7.4f} | {seconds / theirs.wall:.2f}"
-            if args.chart:
-                draw_chart(ROOT / args.chart, seed, ours, theirs)
-        print(line, flush=True)
+        print(
+            f"seed {seed}: default run {ours.wall:.0f} s, loss {ours.summary['val_loss']:.4f}, "
+            f"{ours.seconds_to(A100_LOSS):.0f} s to {A100_LOSS}",
+            flush=True,
+        )
+        if not args.nanogpt:
+            continue
+        theirs = nanogpt(args.nanogpt, tiny_shakespeare(), *CPU_COMMAND, look=whole_split_loss)
+        print(f"    nanoGPT (seed 1337) {theirs.wall:.0f} s, loss {theirs.looked:.4f}", flush=True)
+        soon = quill("--seed", seed, "--eval_interval", 25, until=theirs.looked)
+        seconds, loss = soon.curve[-1]
+        ratio = seconds / theirs.wall
+        print(f"    Quill's time to that loss {seconds:.0f} s ({loss:.4f}), ratio {ratio:.2f}")
+        timed = quill("--seed", seed, "--minutes", theirs.wall / 60)
+        loss = timed.summary["best_val_loss"]
+        print(f"    Quill's loss after that time {loss:.4f} ({timed.wall:.0f} s)", flush=True)
+        if args.chart:
+            draw_chart(ROOT / args.chart, seed, ours, theirs)
 
 
 def draw_chart(path: Path, seed: int, ours: Outcome, theirs: Outcome) -> None:

@@ -11,6 +11,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -59,11 +60,11 @@ def arguments(**defaults: object) -> argparse.Namespace:
     return parser.parse_args()
 
 
-def quill(*flags: object) -> Outcome:
-    """`python train.py` with these flags and an empty compile cache."""
+def quill(*flags: object, until: float = 0.0) -> Outcome:
+    """`python train.py` with these flags and an empty compile cache, until a validation loss."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "train.py", *map(str, flags), "--out_dir", f"{folder}/run"]
-        outcome = _run(command, ROOT, r"validation loss ([\d.]+)", f"{folder}/cache")
+        outcome = _run(command, ROOT, r"validation loss ([\d.]+)", f"{folder}/cache", until)
         outcome.summary = json.loads(Path(folder, "run/summary.json").read_text())
         return outcome
 
@@ -97,7 +98,9 @@ def nanogpt(
         return outcome
 
 
-def _run(command: list[str], folder: Path, loss_pattern: str, cache: str) -> Outcome:
+def _run(
+    command: list[str], folder: Path, loss_pattern: str, cache: str, until: float = 0.0
+) -> Outcome:
     """Run the command; each printed line that matches becomes a point of the curve.
 
     If Quill trains a teacher first, the curve is that of the run itself.
@@ -119,7 +122,9 @@ def _run(command: list[str], folder: Path, loss_pattern: str, cache: str) -> Out
             outcome.curve.clear()
         if match := re.search(loss_pattern, line):
             outcome.curve.append((time.perf_counter() - start_time, float(match[1])))
-    if process.wait():
+            if float(match[1]) <= until:
+                process.terminate()
+    if process.wait() not in (0, 128 + signal.SIGTERM if until else 0):
         sys.exit(outcome.output[-2000:])
     outcome.wall = time.perf_counter() - start_time
     return outcome

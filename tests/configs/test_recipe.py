@@ -100,6 +100,11 @@ def test_a_gpu_gets_a_larger_network_and_larger_batches():
     assert on_gpu["batch_size"] > on_cpu["batch_size"]
 
 
+@given(budgets)
+def test_the_width_suits_the_matrix_units_of_a_gpu(budget):
+    assert recipe(replace(budget, device="gpu"))["n_embd"] % 64 == 0
+
+
 @pytest.mark.parametrize(("minutes", "mode"), [(0.0, "auto"), (5.0, "auto"), (15.0, "on")])
 def test_long_runs_are_compiled_on_a_cpu(minutes, mode):
     budget = Budget(flops=minutes * 60 * 6.4e10, minutes=minutes)

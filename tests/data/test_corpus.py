@@ -139,9 +139,10 @@ def test_the_order_of_examples_does_not_depend_on_batch_size_and_rows():
 
 
 @pytest.mark.parametrize("block_size", [1, 8, 63])
-def test_evaluation_predicts_every_validation_character_but_the_first_once(block_size):
+@pytest.mark.parametrize("chars", [1, 16, 10**6])
+def test_evaluation_predicts_every_validation_character_but_the_first_once(block_size, chars):
     opened, targets = numbered_text(640), []
-    for starts_B, T in opened.eval_batches(block_size):
+    for starts_B, T in opened.eval_batches(block_size, chars):
         _, y_BT = opened.gather_examples(starts_B, T)
         targets += y_BT.flatten().tolist()
     assert targets == list(range(opened.train_chars + 1, 640))
@@ -175,7 +176,7 @@ def test_a_spread_is_advised_only_where_it_changes_something(length, split, advi
 def test_a_huge_validation_split_is_evaluated_at_even_distances(monkeypatch):
     monkeypatch.setattr(corpus, "MAX_EVAL_CHARS", 80)
     opened = numbered_text(4000)
-    starts = np.concatenate([starts_B for starts_B, _ in opened.eval_batches(8)])
+    starts = np.concatenate([starts_B for starts_B, _ in opened.eval_batches(8, 16)])
     assert len(starts) == len(set(starts)) == 10
     assert np.ptp(np.diff(starts)) <= 8
     assert starts[0] == opened.train_chars

@@ -33,7 +33,7 @@ SIGMOID = """
         weights_BHTS = (q_BHTD @ k_BHSD.mT).sigmoid() * visible_TS
         record(q_BHTD, k_BHSD, v_BHSD, weights_BHTS)
         out_BHTD = weights_BHTS @ v_BHSD"""
-RELU2 = "F.relu(self.fc(x_BTC)).square()"
+RELU2 = "relu_squared(self.fc(x_BTC))"
 FC = "self.fc = nn.Linear(config.n_embd, 4 * config.n_embd, bias=False)"
 IMPORT = "from model.attention import Cache, attend"
 # Of each copy: the original, what stands there, what takes its place, whether the page shows how

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from model.dropout import Dropout
+from model.layers import Dropout
 from model.network import GPTConfig, make_network
 from model.networks.quill import norm
 from tests.model.test_networks import random_gpt, random_ids

@@ -1,6 +1,8 @@
 """Tests of the choice of device and dtype, of compilation, of seeds. GPUs are simulated."""
 
+import os
 import random
+from functools import partial
 from unittest.mock import Mock
 
 import numpy as np
@@ -22,20 +24,47 @@ from model.system.processes import Processes
 CPU, CUDA, MPS = torch.device("cpu"), torch.device("cuda"), torch.device("mps")
 
 
-@pytest.mark.parametrize("accelerator", [CUDA, MPS, None])
-def test_auto_is_the_accelerator_if_there_is_one(monkeypatch, accelerator):
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: accelerator)
-    assert choose_device("auto") == (accelerator or CPU)
-    assert (
-        device_kind(choose_device("auto")) == {CUDA: "gpu", MPS: "other", None: "cpu"}[accelerator]
-    )
+@pytest.fixture
+def simulated(monkeypatch):
+    """Every device seems to be there. Returns what was asked of CUDA and of the devices."""
+    calls, zeros = [], torch.zeros
+
+    def make_zeros(*shape, device):
+        calls.append(("kernel", str(device)))
+        return zeros(*shape)
+
+    monkeypatch.setattr(torch, "zeros", make_zeros)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda name: calls.append(("set", str(name))))
+    monkeypatch.setattr(torch, "set_deterministic_debug_mode", lambda mode: None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    return calls
 
 
-@pytest.mark.parametrize("name", ["cuda:99", "mps:99", "meta", "cuda:x", "cpu:1", "mkldnn", ""])
+@pytest.mark.parametrize("has_cuda", [True, False])
+def test_auto_is_cuda_or_the_cpu(monkeypatch, simulated, has_cuda):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_cuda)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: MPS)
+    assert choose_device("auto", Processes()) == (CUDA if has_cuda else CPU)
+    kinds = [device_kind(torch.device(name)) for name in ("cuda:1", "cpu", "mps", "xpu")]
+    assert kinds == ["gpu", "cpu", "other", "other"]
+
+
+@pytest.mark.parametrize("name", ["cuda:99", "mps", "xpu", "mps:9", "cuda:x", "cpu:1", "meta", ""])
 def test_a_device_that_does_not_exist_is_refused(name, recwarn):
-    with pytest.raises(UserError, match=f"device '{name}' is not on this machine"):
-        choose_device(name)
+    with pytest.raises(UserError, match=f"device (is )?'?{name}.* Use .*cpu"):
+        choose_device(name, Processes())
     assert not recwarn  # of PyTorch, on standard error
+
+
+def test_a_gpu_that_is_too_old_for_pytorch_is_refused(monkeypatch):
+    """Its memory can be used, but no kernel."""
+    problem = "CUDA error: no kernel image is available for execution on the device\nSearch for"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch, "zeros", lambda *_, device: Mock(__add__=Mock(side_effect=fail)))
+    fail = RuntimeError(problem)
+    with pytest.raises(UserError, match="no kernel image .* on the device. Use --device cpu"):
+        choose_device("auto", Processes())
 
 
 @pytest.mark.parametrize("feature", ["avx2", "avx512_bf16", "amx_bf16"])
@@ -48,7 +77,7 @@ def test_auto_is_the_fastest_native_dtype_and_float32_for_sampling(monkeypatch, 
     assert choose_dtype("auto", CUDA) == torch.bfloat16
     assert choose_dtype("auto", torch.device("cuda:1")) == torch.float16
     assert choose_dtype("auto", MPS) == torch.float32
-    assert device.sampling_machine(DeviceConfig("cpu")).dtype == torch.float32
+    assert device.sampling_machine(DeviceConfig("cpu"), 1, 1).dtype == torch.float32
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -63,11 +92,7 @@ def test_matrix_products_run_in_the_dtype(dtype):
         choose_dtype("float16", MPS)
 
 
-def test_each_process_has_a_gpu_of_its_own(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
-    monkeypatch.setattr(torch, "set_deterministic_debug_mode", lambda mode: None)
-    monkeypatch.setattr(device, "choose_device", torch.device)
+def test_each_process_has_a_gpu_of_its_own_and_uses_no_other(simulated):
     processes = Processes()
     processes.world_size = 6  # on three machines
 
@@ -76,22 +101,102 @@ def test_each_process_has_a_gpu_of_its_own(monkeypatch):
         return str(device.training_machine(CompileConfig(name, "float32"), processes).device)
 
     assert [device_of(rank, "cuda") for rank in (0, 1)] == ["cuda:0", "cuda:1"]
+    # PyTorch makes a context on the current device, so it is set first.
+    expected = [(what, f"cuda:{rank}") for rank in (0, 1) for what in ("set", "kernel")]
+    assert simulated == expected
     assert device_of(5, "cpu") == "cpu"
-    with pytest.raises(UserError, match="at most 2 per machine"):
+    with pytest.raises(UserError, match="GPUs on this machine: 2. Each process needs one"):
         device_of(2, "cuda")
-    with pytest.raises(UserError, match="use --device cuda"):
-        device_of(0, "cuda:0")
+    for name in ("cuda:0", "mps"):
+        with pytest.raises(UserError, match="processes need --device cuda or cpu"):
+            device_of(0, name)
+
+
+@pytest.mark.parametrize("workspace", [None, ":4096:8", ":16:8", ":0:0"])
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_the_workspace_of_cublas_is_one_that_repeats_exactly(
+    simulated, monkeypatch, workspace, deterministic
+):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", workspace or "")
+    if workspace is None:
+        monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+    config = CompileConfig("cuda", deterministic=deterministic)
+    if workspace == ":0:0" and deterministic:
+        with pytest.raises(UserError, match="is ':0:0'. Set it to :4096:8 or :16:8"):
+            device.training_machine(config, Processes())
+        return
+    device.training_machine(config, Processes())
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == (workspace or ":4096:8")
 
 
 @pytest.mark.parametrize(
-    ("mode", "kind", "is_compiled"),
-    [("on", CPU, True), ("auto", CUDA, True), ("auto", CPU, False), ("off", CUDA, False)],
+    ("parameters", "texts", "name", "expected"),
+    [
+        (10_000_000, 8, "auto", "cpu"),
+        (10_000_001, 8, "auto", "cuda"),
+        (10_000_000, 9, "auto", "cuda"),
+        (1, 1, "cuda", "cuda"),
+        (10**9, 99, "cpu", "cpu"),
+    ],
 )
-def test_the_compiled_network_is_used_if_wanted(monkeypatch, mode, kind, is_compiled):
+def test_few_texts_of_a_small_network_are_sampled_on_the_cpu(
+    simulated, monkeypatch, parameters, texts, name, expected
+):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    machine = device.sampling_machine(DeviceConfig(name), parameters, texts)
+    assert machine.device.type == expected
+
+
+@pytest.mark.parametrize("vocab_size", [2, 65, 5000, 10**6])
+def test_an_evaluation_batch_has_a_limited_number_of_logits(vocab_size):
+    on_cpu = Machine(CPU, torch.float32).eval_batch_chars(vocab_size)
+    on_gpu = Machine(CUDA, torch.float32).eval_batch_chars(vocab_size)
+    assert on_cpu == 4096
+    assert on_gpu * vocab_size <= 2**25
+    assert on_gpu == 65_536 or (on_gpu + 1) * vocab_size > 2**25
+
+
+def test_embeddings_on_mps_are_products_with_the_same_values_and_gradients(monkeypatch):
+    """Its own backward pass does not repeat exactly. Here the CPU pretends to be mps."""
+    monkeypatch.setattr(torch.nn.Module, "to", lambda self, _: self)
+    ids_BT = torch.randint(9, (4, 50))
+    for size, is_replaced in ((9, True), (1000, True), (1001, False)):
+        table = torch.nn.Embedding(size, 5)
+        network = Machine(MPS, torch.float32).place(torch.nn.Sequential(table))
+        assert ("forward" in table.__dict__) == is_replaced
+        weights = torch.randn(4, 50, 5)
+        gradients = []
+        for lookup in (network, partial(torch.nn.Embedding.forward, table)):
+            with torch.autocast("cpu", torch.bfloat16):
+                out_BTC = lookup(ids_BT)
+            assert out_BTC.equal(table.weight[ids_BT])
+            (out_BTC * weights).sum().backward()
+            gradients.append(table.weight.grad)
+            table.weight.grad = None
+        torch.testing.assert_close(*gradients)
+    table = torch.nn.Embedding(9, 5)
+    Machine(CUDA, torch.float32).place(table)
+    assert "forward" not in table.__dict__
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind", "steps", "is_compiled"),
+    [
+        ("on", CPU, 1, True),
+        ("auto", CUDA, 20_000, True),
+        ("auto", CUDA, 19_999, False),
+        ("auto", CPU, 10**6, False),
+        ("off", CUDA, 10**6, False),
+    ],
+)
+def test_the_compiled_network_is_used_if_wanted(
+    monkeypatch, capsys, mode, kind, steps, is_compiled
+):
     network, compiled = torch.nn.Linear(1, 1), Mock(return_value=torch.zeros(2, 3, 5))
     monkeypatch.setattr(torch, "compile", lambda *_, **__: compiled)
-    used = Machine(kind, torch.float32).compile(network, mode, torch.zeros(2, 3))
+    used = Machine(kind, torch.float32).compile(network, mode, steps, torch.zeros(2, 3))
     assert used is (compiled if is_compiled else network)
+    assert ("compiling" in capsys.readouterr().out) == is_compiled
 
 
 def test_random_numbers_are_a_function_of_the_seeds_key():

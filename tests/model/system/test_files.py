@@ -1,6 +1,9 @@
 """Tests of files that are written whole or not at all, and of run directories."""
 
+import contextlib
 import os
+import time
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -29,6 +32,27 @@ def test_atomic_write_can_write_a_file_with_the_longest_name(tmp_path, name):
     with atomic_write(tmp_path / name) as file:
         file.write(b"content")
     assert (tmp_path / name).read_bytes() == b"content"
+
+
+@pytest.mark.parametrize("failures", [3, 99])
+def test_a_file_that_another_program_has_open_is_replaced_later(tmp_path, monkeypatch, failures):
+    """Windows refuses to replace it meanwhile."""
+    path, replace, calls = tmp_path / "file", Path.replace, []
+
+    def refuse(self, target):
+        calls.append(target)
+        if len(calls) <= failures:
+            raise PermissionError(13, "Access is denied")
+        return replace(self, target)
+
+    path.write_bytes(b"old")
+    monkeypatch.setattr(Path, "replace", refuse)
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    will_fail = pytest.raises(PermissionError) if failures == 99 else contextlib.nullcontext()
+    with will_fail, atomic_write(path) as file:
+        file.write(b"new")
+    assert path.read_bytes() == (b"old" if failures == 99 else b"new")
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_file_system_may_have_no_locks(tmp_path, monkeypatch):

@@ -1,14 +1,16 @@
 """Tests of text for a terminal: control characters, line ends, width."""
 
 import io
+import shlex
 import unicodedata
+from pathlib import PurePosixPath, PureWindowsPath
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from model.system import terminal
-from model.system.terminal import cut_to_width, unify_line_ends
+from model.system.terminal import cut_to_width, quote, unify_line_ends
 
 BIDI_CONTROLS = ["LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"]
 
@@ -57,3 +59,13 @@ def test_a_cut_line_is_the_longest_start_that_fits(line, width):
 )
 def test_width_is_counted_in_columns(line, width, expected):
     assert cut_to_width(line, width) == expected
+
+
+@given(st.text(st.characters(exclude_characters="\0/", exclude_categories=["Cs"]), min_size=1))
+def test_a_quoted_path_is_one_argument_of_a_shell(name):
+    assert shlex.split(quote(PurePosixPath(name), "posix")) == [PurePosixPath(name).as_posix()]
+
+
+def test_paths_in_commands_work_in_cmd_exe():
+    assert quote(PureWindowsPath(r"C:\my runs\a'b"), "nt") == '"C:/my runs/a\'b"'
+    assert quote(PureWindowsPath(r"runs\1"), "nt") == "runs/1"

@@ -1,9 +1,10 @@
-"""Tests of dropout."""
+"""Tests of dropout and ReLU²."""
 
 import pytest
 import torch
+import torch.nn.functional as F
 
-from model.dropout import Dropout
+from model.layers import Dropout, relu_squared
 
 
 @pytest.mark.parametrize("p", [0.0, 1e-9, 0.15, 0.5, 0.9, 0.9999])
@@ -27,3 +28,18 @@ def test_dropout_is_for_training_and_gradients_have_its_mask(shape, dtype):
     out = Dropout(0.5)(x)
     out.sum().backward()
     torch.testing.assert_close(out, x * x.grad)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_relu_squared_and_its_gradient_have_the_bits_of_pytorchs(dtype):
+    torch.manual_seed(0)
+    x, grad = 10 * torch.randn(2, 50, 70).to(dtype)
+    results = []
+    for function in (relu_squared, lambda x: F.relu(x).square()):
+        leaf = x.clone().requires_grad_()
+        out = function(leaf)
+        out.backward(grad)
+        results += [(out, leaf.grad)]
+    (out, x_grad), (expected, expected_grad) = results
+    assert out.equal(expected)
+    assert x_grad.equal(expected_grad)
