@@ -232,7 +232,7 @@ def train(
                     group["lr"] = lr
             grad_norm = clip_grad_norm_(model.parameters(), optim_config.grad_clip or math.inf)
             # After a float16 overflow, skip all optimizers: GradScaler skips only the one whose
-            # gradients overflowed. (In float16, this and each scaler.step wait for the GPU.)
+            # gradients overflowed. (In float16, this and Muon's scaler.step wait for the GPU.)
             if not scaler.is_enabled() or grad_norm.isfinite():
                 for optimizer in optimizers:
                     scaler.step(optimizer)

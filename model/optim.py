@@ -127,12 +127,8 @@ class Muon(Optimizer):
         stacks = [x.reshape(-1, R, C) for x in torch._foreach_lerp(grads, momenta, self.MOMENTUM)]
         update_NRC = orthogonalize(torch.cat(stacks), self.dtype)
         update_NRC = F.rms_norm(update_NRC, (C,))  # a tall matrix has unequal rows
-        updates = [
-            update.view_as(parameter)
-            for update, parameter in zip(
-                update_NRC.split([len(stack) for stack in stacks]), parameters, strict=True
-            )
-        ]
+        stacks = update_NRC.split([len(stack) for stack in stacks])
+        updates = [x.view_as(parameter) for x, parameter in zip(stacks, parameters, strict=True)]
         torch._foreach_mul_(parameters, 1 - lr * weight_decay)
         torch._foreach_sub_(parameters, updates, alpha=0.2 * lr)
 

@@ -84,10 +84,9 @@ class Machine:
         return [x.to(self.device) for x in batch]
 
     def place(self, network: nn.Module) -> nn.Module:
-        """Move a new network to the device.
+        """Move a new network to the device. On mps, small embeddings are computed as products.
 
-        On mps, the backward pass of an embedding does not repeat exactly, so that of a small table
-        is replaced by that of a product, which does.
+        There the backward pass of a lookup does not repeat exactly.
         """
         for module in network.modules():
             is_table = isinstance(module, nn.Embedding) and module.num_embeddings <= 1000
@@ -236,11 +235,10 @@ def training_machine(config: CompileConfig, processes: Processes) -> Machine:
 
 
 def sampling_machine(config: DeviceConfig, parameters: int, texts: int) -> Machine:
-    """The machine on which a network of so many parameters writes so many texts at once.
+    """The machine to sample on, in float32 unless another dtype is asked for.
 
-    In float32 unless another dtype is asked for: a small network samples no faster in less. The
-    device auto is the CPU for small networks and few texts, since one character of one text takes
-    a GPU about 200 kernels.
+    A small network samples no faster in less precision, nor few texts on a GPU, which starts about
+    200 kernels for each character.
     """
     is_small = parameters <= CPU_PARAMETERS and texts <= CPU_SAMPLES
     name = "cpu" if config.device == "auto" and is_small else config.device

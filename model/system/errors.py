@@ -6,7 +6,6 @@ import math
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Callable, Iterator
 
 from model.system.terminal import print_line, redirect_to_devnull
@@ -20,13 +19,12 @@ class AbortError(RuntimeError):
     """The run cannot go on: disk, memory, divergence. Shown as one line; exit status 1."""
 
 
-EXPECTED = (SystemExit, KeyboardInterrupt, UserError, AbortError, OSError)
-
-
 def report_errors(main: Callable[[list[str]], None]) -> Callable[..., int]:
     """Decorator of a command's main(argv): an expected error becomes one line on standard error.
 
-    It returns the exit status. Every other exception is a bug and keeps its traceback.
+    These are UserError, AbortError, and OSError (a full disk, a folder that was deleted). Returns
+    the exit status: 2, 1, 130 after Ctrl-C, that of sys.exit, or 0, also if nobody reads standard
+    output any more. Every other exception is a bug and keeps its traceback.
     """
 
     @functools.wraps(main)
@@ -35,33 +33,20 @@ def report_errors(main: Callable[[list[str]], None]) -> Callable[..., int]:
             sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace", newline="")
         try:
             main(sys.argv[1:] if argv is None else argv)
-        except EXPECTED as error:
-            return report(error)
-        return 0
-
-    return wrapper
-
-
-def report(error: BaseException) -> int:
-    """Print an error: one line if it is expected, otherwise a traceback. Returns the exit status.
-
-    It is 2 or 1, 130 after Ctrl-C, that of sys.exit, or 0 if nobody reads standard output any more.
-    """
-    match error:
-        case SystemExit():  # argparse after --help, training after a signal
-            return int(error.code or 0)
-        case KeyboardInterrupt():
+        except SystemExit as done:  # argparse after --help, training after a signal
+            return int(done.code or 0)
+        except KeyboardInterrupt:
             return 128 + signal.SIGINT
-        case BrokenPipeError():  # the reader, such as head, has enough
+        except BrokenPipeError:  # the reader, such as head, has enough
             redirect_to_devnull(sys.stdout)
-            return 0
-        case UserError() | AbortError() | OSError():
+        except (UserError, AbortError, OSError) as error:
             if isinstance(error, OSError) and isinstance(error.filename, bytes):
                 error.filename = os.fsdecode(error.filename)  # of TensorBoard's files
             print_line("error: " + " ".join(str(error).split()), sys.stderr)
             return 2 if isinstance(error, UserError) else 1
-    traceback.print_exception(error)
-    return 1
+        return 0
+
+    return wrapper
 
 
 @contextlib.contextmanager

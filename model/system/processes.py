@@ -1,8 +1,8 @@
 """The processes of a run: what each computes, and what they exchange."""
 
+import atexit
 import contextlib
 import os
-import sys
 import time
 from collections.abc import Iterator
 from typing import TypeVar
@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from model.system.errors import AbortError, UserError, report
+from model.system.errors import AbortError, UserError
 
 T = TypeVar("T")
 
@@ -45,17 +45,19 @@ class Processes:
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if self.world_size == 1:
             return
-        if error is not None and not isinstance(error, SystemExit):
-            # NCCL may wait for the others forever when it is asked to end. So don't ask.
-            if isinstance(error, RuntimeError) and "connection" in str(error).lower():  # gloo
-                error = AbortError("another process of this run has ended. Its message says why.")
-            status = report(error)
-            sys.stderr.flush()
-            os._exit(status)
-        # destroy_process_group holds the GIL while it waits for gloo's thread, which needs the GIL
-        # to free its last tensor. Without this pause they can deadlock.
-        time.sleep(0.2)
-        dist.destroy_process_group()
+        if error is None or isinstance(error, SystemExit):
+            # destroy_process_group holds the GIL while it waits for gloo's thread, which needs the
+            # GIL to free its last tensor. Without this pause they can deadlock.
+            time.sleep(0.2)
+            dist.destroy_process_group()
+            return
+        # NCCL would wait for the others when its group is destroyed or freed. So keep it, and end
+        # without it as soon as the error is reported.
+        status = 2 if isinstance(error, UserError) else 1
+        atexit.register(lambda self=self: os._exit(status))
+        if isinstance(error, RuntimeError) and "connection" in str(error).lower():  # gloo
+            message = "another process of this run has ended. Its last message says why."
+            raise AbortError(message) from None
 
     def batch_rows(self, batch_size: int, accumulation_steps: int) -> slice:
         """This process's rows of a batch. Raises UserError if it cannot be divided evenly."""
