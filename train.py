@@ -191,8 +191,7 @@ def train(
                 log_evaluation(logger, state)
                 save(*(["best.pt"] if is_best else []), "last.pt")
                 if processes.is_main:
-                    is_short = not (finished or machine.is_cpu)
-                    chars = GPU_SAMPLE_CHARS if is_short else SAMPLE_CHARS
+                    chars = SAMPLE_CHARS if finished or machine.is_cpu else GPU_SAMPLE_CHARS
                     log_sample_and_maps(logger, model, corpus, step, chars)
                 state.eval_seconds = time.perf_counter() - eval_start
             elif stopped or seconds() - state.seconds > SAVE_SECONDS:
