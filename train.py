@@ -56,7 +56,7 @@ from model.system.terminal import print_line
 MAX_TIMED_EVALUATIONS = 10  # of a run with --minutes
 SAVE_SECONDS = 600  # last.pt is saved at least so often
 SAMPLE_CHARS = 150  # written after each evaluation
-GPU_SAMPLE_CHARS = 50  # the same on a GPU, which writes one text slowly; SAMPLE_CHARS at the end
+GPU_SAMPLE_CHARS = 50  # on a GPU, where sampling one text is slow; SAMPLE_CHARS at the end
 
 
 @report_errors

@@ -1,6 +1,6 @@
 """The recipe: the settings that follow from a text's length and the amount of computation.
 
-Flags are no input, but for --minutes, --device, --init_from and those that choose the text: a flag
+No flag is an input, except --minutes, --device, --init_from and those that choose the text: a flag
 replaces one setting and leaves the others as they are.
 
 It was fitted on two CPU cores to texts in four languages: 30,000 to 300,000 characters (one to five

@@ -1,12 +1,13 @@
-"""Dropout and ReLU², equal to PyTorch's in what they compute, and faster on a CPU."""
+"""Dropout and ReLU², faster than PyTorch's on a CPU."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 
 class Dropout(nn.Dropout):
-    """nn.Dropout; on a CPU, one random number of 64 bits gives a byte to each of eight elements.
+    """nn.Dropout. On a CPU, one random 64-bit number serves eight elements, a byte each.
 
     PyTorch draws one number per element, in a single thread on processors that are not Intel's.
     A compiled step of 4 blocks of 160 channels takes 0.85 of the time in bfloat16, 0.96 in float32
@@ -29,8 +30,8 @@ class Dropout(nn.Dropout):
 class ReLUSquared(torch.autograd.Function):
     """relu(x)² and its derivative 2 relu(x) (So et al. 2021, "Primer").
 
-    The same bits as F.relu(x).square() in four operations instead of six. And under autocast,
-    CUDA would compute `square` in float32.
+    The same bits as F.relu(x).square(), in four operations on the tensor instead of six. (Under
+    autocast, CUDA would also compute `square` in float32.) There is no second derivative.
     """
 
     @staticmethod
@@ -41,10 +42,11 @@ class ReLUSquared(torch.autograd.Function):
         return positive * positive
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad: Tensor) -> Tensor:
         """The gradient of the output to that of x."""
         (positive,) = ctx.saved_tensors
-        return (grad * positive).mul_(2)
+        return (2 * positive).mul_(grad)
 
 
 relu_squared = ReLUSquared.apply

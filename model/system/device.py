@@ -1,4 +1,4 @@
-"""Device, dtype, compilation: the only file that names particular devices and dtypes."""
+"""Device, dtype, compilation: the only file that names cuda, mps, bfloat16 or float16."""
 
 import ctypes
 import functools
@@ -169,7 +169,9 @@ def choose_device(name: str, processes: Processes) -> torch.device:
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    if not re.fullmatch(r"cpu|mps|xpu|cuda(:[0-9]+)?", name):  # PyTorch has cpu:1, too, and others
+    if not re.fullmatch(
+        r"cpu|mps|xpu|cuda(:[0-9]|:[1-9][0-9])?", name
+    ):  # PyTorch has cpu:1, too, and others
         raise UserError(f"device is {name!r}. Use auto, cpu, cuda, cuda:N, mps or xpu.")
     if processes.world_size > 1 and name != "cpu":
         if name != "cuda":
@@ -184,7 +186,7 @@ def choose_device(name: str, processes: Processes) -> torch.device:
     try:
         (torch.zeros(1, device=device) + 1).cpu()  # PyTorch may have no kernels for an old GPU
     except (RuntimeError, AssertionError, ImportError) as error:
-        problem = str(error).strip().partition("\n")[0].rstrip(".")
+        problem = str(error).strip().partition("\n")[0][:100].rstrip(".")
         raise UserError(f"device {name} cannot be used: {problem}. Use --device cpu.") from None
     return device
 
@@ -216,7 +218,7 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
 def training_machine(config: CompileConfig, processes: Processes) -> Machine:
     """The machine to train on, configured so that training is fast and repeats exactly."""
     device = choose_device(config.device, processes)
-    # With these two, cuBLAS is deterministic.
+    # cuBLAS is deterministic only with :4096:8 or :16:8.
     workspace = os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     must_repeat = device.type == "cuda" and config.deterministic
     if must_repeat and workspace not in (":4096:8", ":16:8"):
@@ -228,7 +230,7 @@ def training_machine(config: CompileConfig, processes: Processes) -> Machine:
     # (torch.use_deterministic_algorithms does the same, and imports the compiler, which takes 1 s.)
     torch.set_deterministic_debug_mode("error" if config.deterministic else "default")
     torch.utils.deterministic.fill_uninitialized_memory = False
-    torch.set_float32_matmul_precision("high")
+    torch.set_float32_matmul_precision("high")  # on CUDA, products in float32 are in TF32
     if device.type == "cpu":
         keep_freed_memory()
     return Machine(device, choose_dtype(config.dtype, device), processes)

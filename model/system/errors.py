@@ -82,7 +82,8 @@ def out_of_memory_hint(hint: str) -> Iterator[None]:
     except AbortError:  # it has a hint
         raise
     except (MemoryError, RuntimeError) as error:
-        messages = ("out of memory", "can't allocate memory")  # PyTorch on CUDA and on a CPU
+        # PyTorch on CUDA; on a CPU of Linux, of Windows
+        messages = ("out of memory", "ALLOC_FAILED", "can't allocate memory", "not enough memory")
         if isinstance(error, MemoryError) or any(words in str(error) for words in messages):
             raise AbortError(f"out of memory. {hint}") from None
         raise

@@ -35,7 +35,7 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
 
 
 def replace(source: Path, path: Path) -> None:
-    """Move a file over another; if that is open in another program, as Windows asks, try again."""
+    """Move a file over another. Windows refuses while a program has that open: try for 0.5 s."""
     for _ in range(10):
         with contextlib.suppress(PermissionError):
             source.replace(path)

@@ -34,11 +34,11 @@ class Processes:
 
     def __enter__(self) -> "Processes":
         if self.world_size > 1:
-            # By default PyTorch makes one backend, that of the accelerator that it was built for.
+            # Without an argument, PyTorch makes only the backend of the accelerator.
             backends = "gloo"
-            if accelerator := torch.accelerator.current_accelerator(check_available=True):
-                own = dist.get_default_backend_for_device(accelerator)  # NCCL, for example
-                backends = f"cpu:gloo,{accelerator.type}:{own}"
+            accelerator = torch.accelerator.current_accelerator(check_available=True)
+            if accelerator and dist.is_nccl_available():  # not on Windows
+                backends = f"cpu:gloo,{accelerator.type}:nccl"
             dist.init_process_group(backends)
         return self
 
@@ -83,8 +83,8 @@ class Processes:
         # bucket_cap_mb as by default, but also for the first bucket: a small network needs one
         # exchange, not two. That makes its steps 4 % faster.
         wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True, bucket_cap_mb=25)
-        # To free it before the process group has ended can deadlock, too (see __exit__), so that
-        # of a teacher stays in memory.
+        # Freeing the wrapper before the process group ends can deadlock, too (see __exit__). So
+        # that of a teacher stays in memory.
         self.kept_alive.append(wrapped)
         return wrapped
 

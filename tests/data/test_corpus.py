@@ -143,6 +143,7 @@ def test_the_order_of_examples_does_not_depend_on_batch_size_and_rows():
 def test_evaluation_predicts_every_validation_character_but_the_first_once(block_size, chars):
     opened, targets = numbered_text(640), []
     for starts_B, T in opened.eval_batches(block_size, chars):
+        assert len(starts_B) * T <= max(chars, block_size)
         _, y_BT = opened.gather_examples(starts_B, T)
         targets += y_BT.flatten().tolist()
     assert targets == list(range(opened.train_chars + 1, 640))

@@ -50,7 +50,9 @@ def test_auto_is_cuda_or_the_cpu(monkeypatch, simulated, has_cuda):
     assert kinds == ["gpu", "cpu", "other", "other"]
 
 
-@pytest.mark.parametrize("name", ["cuda:99", "mps", "xpu", "mps:9", "cuda:x", "cpu:1", "meta", ""])
+@pytest.mark.parametrize(
+    "name", ["cuda:99", "mps", "xpu", "mps:9", "cuda:x", "cuda:00", "cpu:1", "meta", ""]
+)
 def test_a_device_that_does_not_exist_is_refused(name, recwarn):
     with pytest.raises(UserError, match=f"device (is )?'?{name}.* Use .*cpu"):
         choose_device(name, Processes())

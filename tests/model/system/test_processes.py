@@ -62,12 +62,13 @@ def test_processes_average_gradients_and_wait_for_the_main_one():
     assert printed == [[[0.5, 1.0, 1.0, 2.0], [3, 2], found] for found in (False, True)]
 
 
-@pytest.mark.parametrize("kind", [None, "cuda", "mps"])
-def test_processes_exchange_tensors_of_cpu_and_accelerator(kind, monkeypatch):
-    """The accelerator is simulated."""
+@pytest.mark.parametrize(("kind", "has_nccl"), [(None, True), ("cuda", True), ("cuda", False)])
+def test_processes_exchange_tensors_of_cpu_and_accelerator(kind, has_nccl, monkeypatch):
+    """The accelerator is simulated. PyTorch for Windows has no NCCL."""
     accelerator = torch.device(kind) if kind else None
     made = []
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: accelerator)
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: has_nccl)
     monkeypatch.setattr(dist, "init_process_group", made.append)
     processes = Processes()
     processes.world_size = 2
@@ -76,3 +77,4 @@ def test_processes_exchange_tensors_of_cpu_and_accelerator(kind, monkeypatch):
     backend_of = BackendConfig(Backend(made[0])).get_device_backend_map()
     assert {"cpu", kind or "cpu"} <= backend_of.keys()
     assert backend_of["cpu"] == Backend.GLOO
+    assert backend_of["cuda"] == (Backend.NCCL if kind and has_nccl else Backend.GLOO)
