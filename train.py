@@ -51,7 +51,7 @@ from model.system.errors import (
 from model.system.files import lock_run_dir
 from model.system.logger import Logger, SilentLogger
 from model.system.processes import Processes
-from model.system.terminal import print_line
+from model.system.terminal import print_line, quote
 
 MAX_TIMED_EVALUATIONS = 10  # of a run with --minutes
 SAVE_SECONDS = 600  # last.pt is saved at least so often
@@ -90,7 +90,7 @@ def main(argv: list[str]) -> None:
             elif state.data_sha256 != corpus.sha256:
                 raise UserError(
                     f"{corpus.name} is not the text of this run. "
-                    f"For another text, start a new run with --init_from {command.resume}."
+                    f"For another text, start a new run with --init_from {quote(run_dir)}"
                 )
             if processes.is_main:
                 print_corpus(corpus, machine, config.model.block_size)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from model.system.errors import UserError
+from model.system.terminal import quote
 
 
 @contextlib.contextmanager
@@ -64,7 +65,7 @@ def new_run_dir(out_dir: str | None) -> Iterator[Path]:
     with lock_run_dir(path):
         if any(path.iterdir()):
             has_run = (path / "last.pt").exists()
-            hint = f"Continue its run with --resume {path}, or name" if has_run else "Name"
+            hint = f"Continue its run with --resume {quote(path)}, or name" if has_run else "Name"
             raise UserError(f"out_dir {path} is not empty. {hint} another folder.")
         if not os.access(path, os.W_OK):
             raise UserError(f"out_dir {path} cannot be written.")

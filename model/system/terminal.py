@@ -41,7 +41,7 @@ def unify_line_ends(text: str) -> str:
 
 def quote(path: Path, system: str = os.name) -> str:
     """`path` as an argument in a command: for a POSIX shell, or for cmd.exe, the system "nt"."""
-    text = path.as_posix()
+    text = re.sub("^-", "./-", path.as_posix())  # not a flag
     return subprocess.list2cmdline([text]) if system == "nt" else shlex.quote(text)
 
 
