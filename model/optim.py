@@ -136,7 +136,7 @@ def orthogonalize(x_NRC: Tensor, dtype: torch.dtype) -> Tensor:
     """Move the singular values of N matrices close to 1, by three Newton-Schulz iterations.
 
     x_NRC to x_NRC. An iteration multiplies X by a polynomial Q of its Gram matrix G = X Xᵀ, which
-    becomes Q G Q. So it is enough to iterate on G, which is smaller. Singular values above
+    becomes Q G Q. So if G is smaller, it is enough to iterate on G. Singular values above
     0.018 √‖G‖ end between 0.68 and 1.21; smaller ones grow by a factor of up to 41 / √‖G‖.
     `dtype` is that of the products.
     """
@@ -151,6 +151,11 @@ def orthogonalize(x_NRC: Tensor, dtype: torch.dtype) -> Tensor:
     gram_NRR = gram_NRR / bound_N11
     factor_NRR = quintic(gram_NRR)
     total_NRR = factor_NRR / bound_N11.sqrt()
+    if x_NRC.size(1) == x_NRC.size(2):
+        y_NRC = total_NRR @ y_NRC
+        for _ in range(2):
+            y_NRC = quintic(y_NRC @ y_NRC.mT) @ y_NRC
+        return y_NRC.to(x_NRC.dtype)
     for _ in range(2):
         gram_NRR = factor_NRR @ gram_NRR @ factor_NRR
         factor_NRR = quintic(gram_NRR)
