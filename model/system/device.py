@@ -185,7 +185,7 @@ def choose_device(name: str, processes: Processes) -> torch.device:
     try:
         (torch.zeros(1, device=device) + 1).cpu()  # PyTorch may have no kernels for an old GPU
     except (RuntimeError, AssertionError, ImportError) as error:
-        problem = str(error).strip().partition("\n")[0][:100].rstrip(".")
+        problem = re.split(r"\n|\. ", str(error))[0].rstrip(".")  # its first sentence
         raise UserError(f"device {name} cannot be used: {problem}. Use --device cpu.") from None
     return device
 
