@@ -146,12 +146,12 @@ def orthogonalize(x_NRC: Tensor, dtype: torch.dtype) -> Tensor:
     norm_N11 = x_NRC.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
     y_NRC = (x_NRC / norm_N11).to(dtype)
     gram_NRR = y_NRC @ y_NRC.mT
-    # √‖Y Yᵀ‖ is closer to the largest singular value than ‖Y‖ is. It saves an iteration.
+    # √‖Y Yᵀ‖ is closer to the largest singular value than ‖Y‖ is. So Y can be scaled up by it.
     bound_N11 = gram_NRR.norm(dim=(1, 2), keepdim=True).clamp(min=1e-3)
     gram_NRR = gram_NRR / bound_N11
     factor_NRR = quintic(gram_NRR)
     total_NRR = factor_NRR / bound_N11.sqrt()
-    if x_NRC.size(1) == x_NRC.size(2):
+    if x_NRC.size(1) == x_NRC.size(2):  # G is as large as X: iterate on X, in fewer products
         y_NRC = total_NRR @ y_NRC
         for _ in range(2):
             y_NRC = quintic(y_NRC @ y_NRC.mT) @ y_NRC
