@@ -6,8 +6,9 @@ replaces one setting and leaves the others as they are.
 It was fitted on two CPU cores to texts in four languages: 30,000 to 300,000 characters (one to five
 minutes), up to 900,000 (one minute) and a million (one to fifteen minutes; docs/experiments.md,
 "Which settings for which text and time?"). It was not fitted to shorter texts, longer runs,
-networks other than quill, or contexts other than 256. On a GPU, all is an assumption: batches of
-64, the learning rate of batches of 16, and 18 times the computation of the default run.
+networks other than quill, or contexts other than 256. On a GPU, it was tried once, but
+nothing was compared: batches of 64, the learning rate of batches of 16, and 18 times the
+computation of the default run are assumptions.
 """
 
 import math

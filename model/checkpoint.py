@@ -182,7 +182,7 @@ def restore(
         for name, fresh in model.state_dict().items():
             old = weights.get(name)
             if torch.is_tensor(old) and (*old.shape[:1], *fresh.shape[:1]) == sizes:
-                weights[name] = torch.cat((old, fresh[len(old) :].cpu()))
+                weights[name] = torch.cat((old, fresh[len(old) :].to(old.device)))
         model.load_state_dict(weights)
         if optimizers:
             if len(optimizers) != (count := len(checkpoint.optimizers)):

@@ -20,6 +20,8 @@ from tensorboard.summary.writer import event_file_writer
 
 import train
 
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # tests do not depend on the machine
+
 # Tiny networks keep one thread busy; a second one would only wait for it.
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # of the processes that tests start

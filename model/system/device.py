@@ -19,10 +19,10 @@ from model.system.processes import Processes
 from model.system.terminal import print_line
 
 CPU_EVAL_CHARS = 4096  # per evaluation batch: fits the processor's cache
-# What follows was estimated, not measured: nobody has run Quill on a GPU.
+# What follows was chosen by a few measurements on an H100 (docs/experiments.md, 2026-11-26).
 GPU_EVAL_CHARS, GPU_EVAL_LOGITS = 65_536, 2**25  # the latter are 128 MB
-COMPILED_STEPS = 20_000  # compiling takes about a minute, and saves a few milliseconds a step
-CPU_PARAMETERS, CPU_SAMPLES = 10_000_000, 8  # up to these, a CPU samples faster
+COMPILED_STEPS = 5_000  # compiling takes 15 to 20 s, and saves 4 to 10 ms of a step
+CPU_PARAMETERS, CPU_SAMPLES = 10_000_000, 8  # up to these, a CPU samples as fast
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class Machine:
         if mode in ("off", "False") or (mode == "auto" and not is_wanted):
             return network
         if self.processes.is_main:
-            print_line("compiling the network, which takes a minute or more", sys.stdout)
+            print_line("compiling the network, which takes up to a minute or two", sys.stdout)
         if torch.are_deterministic_algorithms_enabled():
             torch.use_deterministic_algorithms(True)  # tells the compiler, too
         options = {}

@@ -113,6 +113,13 @@ def test_only_tables_with_a_row_for_each_character_grow():
         restore(saved, larger)
 
 
+def test_weights_are_restored_without_a_detour_over_the_cpu():
+    """A new run's state is on its device. The device meta stands in for a GPU."""
+    weights = make_network(GPTConfig("quill", n_embd=8), 9).to("meta")
+    other = make_network(GPTConfig("quill", n_embd=8), 9).to("meta")
+    restore(Checkpoint(vocab="abcdefghi", model=weights.state_dict()), other)
+
+
 def test_the_newest_run_is_not_a_stray_file(elsewhere):
     for i, name in enumerate(("runs/a/best.pt", "runs/b/best.pt", "runs/c/x.pt", "runs/best.pt")):
         Path(name).parent.mkdir(parents=True, exist_ok=True)
