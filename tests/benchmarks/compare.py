@@ -1,0 +1,420 @@
+"""Does my idea help? Two networks, or two settings, trained with several seeds.
+
+    python -m tests.benchmarks.compare mine quill [--seeds N] [--data TEXT ...] [--KEY VALUE ...]
+    python -m tests.benchmarks.compare quill quill --a.learning_rate 0.014
+
+The first network is A, the second is B. Flags of train.py go to both, --a.KEY and --b.KEY to one of
+them. No run reads the validation text: it is cut off first, and the rest is split again in the same
+way. Runs are kept in runs/compare. The same command goes on where it was stopped; it makes a run
+again if something that it depends on has changed. --chart FILE.svg draws the curves.
+
+Equal time: both are timed in turn before all runs, and A also gets as many steps as it can make in
+B's time, with a schedule that ends there. The answer is about equal time.
+"""
+
+import argparse
+import json
+import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import mean, median, quantiles, stdev
+from typing import Any
+
+import torch
+
+from configs.recipe import STUDENT_STEPS
+from configs.schema import make_groups
+from configs.training import TrainConfig, parse_train_command
+from data.corpus import DataConfig, open_corpus
+from model.system.device import training_machine
+from model.system.errors import AbortError, UserError, report_errors
+from model.system.files import atomic_write
+from model.system.processes import Processes
+from tests.benchmarks.peer import ROOT
+
+FOLDER = Path("runs/compare")
+ROUNDS, ROUND_SECONDS = 7, 5.0
+SAME_SPEED = 0.03  # speeds that differ by less are equal
+BUSY = 0.06  # a larger difference between the quartiles of the rounds: something else is running
+LOSS_PER_LN_TIME = 0.08  # nats: e times the time lowers the default run's loss by about this
+SMALL = 0.01  # nats
+PER_VARIANT = ("network", "seed", "out_dir", "resume", "minutes")  # not for the user to give
+OF_BOTH = ("data", "encoding", "val_fraction", "val_split", "max_iters")  # not for one alone
+# Quantiles of Student's t by degrees of freedom: 0.975 for the interval, 0.8 for the power.
+STUDENT_T = {
+    2: (4.303, 1.061), 4: (2.776, 0.941), 6: (2.447, 0.906), 8: (2.306, 0.889), 10: (2.228, 0.879),
+    12: (2.179, 0.873), 14: (2.145, 0.868), 16: (2.120, 0.865), 18: (2.101, 0.862),
+    20: (2.086, 0.860), 24: (2.064, 0.857), 30: (2.042, 0.854), 40: (2.021, 0.851),
+    60: (2.000, 0.848), 120: (1.980, 0.845),
+}  # fmt: skip
+
+
+# -------------------------------------------------------------------------------------- Statistics
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The mean loss of A minus that of B, in nats, with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+    deviation: float  # standard deviation of a single loss, pooled over A and B
+    seeds: int
+    is_same: bool  # with every seed, A and B have the same loss
+
+
+def difference(
+    losses_a: list[float], losses_b: list[float], speed_error: float = 0.0
+) -> Difference:
+    """Compare the losses of as many seeds of A and of B.
+
+    They are not paired: the same seed means little in two networks. `speed_error` is the standard
+    error of ln(speed of A / speed of B), if A had as many steps as this ratio says.
+    """
+    seeds = len(losses_a)
+    deviation = math.hypot(stdev(losses_a), stdev(losses_b)) / math.sqrt(2)
+    error = math.hypot(deviation * math.sqrt(2 / seeds), LOSS_PER_LN_TIME * speed_error)
+    value, half_width = mean(losses_a) - mean(losses_b), student_t(2 * seeds - 2)[0] * error
+    is_same = losses_a == losses_b
+    return Difference(value, value - half_width, value + half_width, deviation, seeds, is_same)
+
+
+def student_t(freedom: int) -> tuple[float, float]:
+    """The two quantiles of the table for at most so many degrees of freedom."""
+    return STUDENT_T[max(known for known in STUDENT_T if known <= freedom)]
+
+
+def seeds_needed(size: float, deviation: float) -> int:
+    """How many seeds of each show a difference of this size in four of five comparisons."""
+    seeds = 2
+    while sum(student_t(2 * seeds - 2)) * deviation * math.sqrt(2 / seeds) > size and seeds < 1000:
+        seeds += 1
+    return seeds
+
+
+def answer(found: Difference, a: str, b: str) -> str:
+    """What the interval says, in words."""
+    if found.is_same:
+        return f"{a} and {b} are the same, bit for bit."
+    if found.low > 0 or found.high < 0:
+        return f"{a} is {'worse' if found.low > 0 else 'better'}."
+    if found.low > -SMALL and found.high < SMALL:
+        return f"No difference larger than {SMALL} in either direction."
+    sizes = [f"{size} needs {seeds_needed(size, found.deviation)}" for size in (0.015, 0.01, 0.005)]
+    return (
+        f"{found.seeds} seeds do not tell. With this spread of losses (standard deviation "
+        f"{found.deviation:.4f}), a difference of {', '.join(sizes)}."
+    )
+
+
+# -------------------------------------------------------------------------------------------- Runs
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A network with its settings."""
+
+    name: str  # mine, or "quill, learning_rate 0.014"
+    flags: tuple[str, ...]  # of train.py, except the text, the seed and the directory
+    inputs: dict[str, Any]  # what a loss depends on, except the seed and the source files
+
+
+def make_variant(network: str, common: list[str], own: list[str], sha256: str) -> Variant:
+    """Raises UserError for flags that train.py would refuse, or that make no comparison."""
+    command = parse_train_command([*common, *own])
+    own_keys = parse_train_command(own).given.keys()
+    for key in sorted(own_keys & set(OF_BOTH)) + [
+        key for key in PER_VARIANT if key in command.given
+    ]:
+        raise UserError(f"--{key} cannot be given here. See the first lines of compare.py.")
+    settings = {
+        key: value for key, value in command.given.items() if key not in ("data", "encoding")
+    }
+    groups = make_groups(TrainConfig, settings | {"network": network})
+    inputs = {
+        "network": network,
+        "settings": settings,
+        "preset": not command.uses_recipe,
+        "text": sha256,
+        "PyTorch": torch.__version__,
+        "device": str(training_machine(groups["system"], Processes())),
+    }
+    name = ", ".join([network, *(f"{key} {command.given[key]}" for key in own_keys)])
+    flags = (*common, *own, "--network", network)
+    return Variant(name.replace("/", "_"), flags, json.loads(json.dumps(inputs)))
+
+
+def write_training_part(config: DataConfig, path: Path) -> str:
+    """Write the text without its validation text to `path`. Returns its SHA-256."""
+    corpus = open_corpus(config)
+    ids_N = corpus.to_model_ids[corpus.ids_N[: corpus.train_chars]]
+    with atomic_write(path) as file:
+        file.write("".join(map(corpus.tokenizer.vocab.__getitem__, ids_N.tolist())).encode())
+    return open_corpus(DataConfig(data=(str(path),))).sha256
+
+
+def copy_source(folder: Path) -> None:
+    """Copy what a run needs, so that edits during the comparison change nothing."""
+    shutil.copy(ROOT / "train.py", folder)
+    for part in ("model", "configs", "data"):
+        ignore = shutil.ignore_patterns("*.txt*", "__pycache__")
+        shutil.copytree(ROOT / part, folder / part, ignore=ignore)
+
+
+def start(source: Path, mode: str, flags: tuple[str, ...], **more: Any) -> subprocess.Popen:
+    """Start compare_child.py with the modules in `source`."""
+    script = Path(__file__).with_name("compare_child.py")
+    command = [sys.executable, "-P", str(script), mode, *flags]
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    environment = os.environ | {"PYTHONPATH": str(source)}
+    return subprocess.Popen(command, env=environment, text=True, encoding="utf-8", **pipes)
+
+
+def require_success(process: subprocess.Popen, stderr: str) -> None:
+    """Pass on an error: the last line on standard error."""
+    if process.returncode:
+        lines = stderr.strip().splitlines() or [f"a run ended with status {process.returncode}."]
+        error = UserError if process.returncode == 2 else AbortError
+        raise error(lines[-1].removeprefix("error: "))
+
+
+def is_current(run_dir: Path, inputs: dict[str, Any], source: Path) -> bool:
+    """Whether this run is finished, and made of these inputs and source files. Says if not."""
+    if not (run_dir / "inputs.json").exists():
+        return False
+    kept = json.loads((run_dir / "inputs.json").read_text("utf-8"))
+    changed = [key for key in inputs if kept.get(key) != inputs[key]]
+    for path in sorted((run_dir / "source").rglob("*.py")):
+        now = source / path.relative_to(run_dir / "source")
+        if not now.exists() or now.read_bytes() != path.read_bytes():
+            changed.append(now.relative_to(source).as_posix())
+    if changed:
+        print(f"{run_dir} is made again, since this changed: {', '.join(changed)}", flush=True)
+    return not changed
+
+
+def train(variant: Variant, seed: int, text: Path, source: Path) -> dict[str, Any]:
+    """The summary of this run. It is made if it is missing or out of date."""
+    run_dir = FOLDER / variant.name / f"seed-{seed}"
+    if not is_current(run_dir, variant.inputs, source):
+        shutil.rmtree(run_dir, ignore_errors=True)
+        flags = ("--data", str(text), "--encoding", "utf-8", "--seed", str(seed))
+        process = start(source, "train", (*variant.flags, *flags, "--out_dir", str(run_dir)))
+        require_success(process, process.communicate()[1])
+        with atomic_write(run_dir / "inputs.json") as file:  # last: the run is finished
+            file.write(json.dumps(variant.inputs, indent=2).encode())
+    summary = json.loads((run_dir / "summary.json").read_text("utf-8"))
+    print(f"{variant.name}, seed {seed}: {summary['val_loss']:.4f}", flush=True)
+    return summary
+
+
+# ------------------------------------------------------------------------------------------- Speed
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Steps a second of A and of B, round by round, and the settings of both."""
+
+    rounds: list[tuple[float, float]]
+    configs: list[dict[str, Any]]
+
+    def seconds(self, i: int) -> float:
+        """How long a run of A (0) or B (1) takes, without evaluations.
+
+        A teacher of its own is not timed: the recipe's constant says what it costs.
+        """
+        config = self.configs[i]
+        cost = 1 / STUDENT_STEPS if config["teacher"] == "own" else 1.0
+        return cost * config["max_iters"] / median(speeds[i] for speeds in self.rounds)
+
+    def chars_per_second(self, i: int) -> float:
+        """Of A (0) or B (1)."""
+        config = self.configs[i]
+        speed = median(speeds[i] for speeds in self.rounds)
+        return speed * config["batch_size"] * config["block_size"]
+
+    @property
+    def ratios(self) -> list[float]:
+        """The speed of A as a multiple of that of B, in each round."""
+        return [a / b for a, b in self.rounds]
+
+    @property
+    def error(self) -> float:
+        """The standard error of ln of the ratio."""
+        return stdev(map(math.log, self.ratios)) / math.sqrt(len(self.ratios))
+
+    def describe(self, a: str, b: str) -> str:
+        """The ratio and its range for a person."""
+        ratios = self.ratios
+        lower, _, upper = quantiles(ratios, n=4)
+        lines = [
+            f"speed: {a} makes {median(ratios):.3f} times as many steps a second as {b} "
+            f"({min(ratios):.3f} to {max(ratios):.3f} in {len(ratios)} rounds)"
+        ]
+        if upper / lower - 1 > BUSY:
+            lines.append("warning: the rounds differ too much. Is something else running?")
+        return "\n".join(lines)
+
+
+@contextmanager
+def paced_run(
+    variant: Variant, text: Path, source: Path, out_dir: Path
+) -> Iterator[Callable[[], float]]:
+    """A training that makes a round of steps when it is called. It returns steps a second."""
+    flags = (*variant.flags, "--data", str(text), "--encoding", "utf-8", "--out_dir", str(out_dir))
+    process = start(source, f"pace={ROUND_SECONDS}", flags)
+
+    def make_round() -> float:
+        if process.poll() is None:
+            process.stdin.write("\n")
+            process.stdin.flush()
+        for line in process.stdout:
+            if line.startswith("steps a second: "):
+                return float(line.split()[-1])
+        require_success(process, process.communicate()[1])
+        raise AbortError("the run that is timed has ended.")
+
+    try:
+        yield make_round
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def measure_speed(a: Variant, b: Variant, text: Path, source: Path) -> Speed:
+    """Both in turn, after a round to warm up. It is kept for a second start."""
+    files = {str(p.relative_to(source)): p.read_text("utf-8") for p in source.rglob("*.py")}
+    measured = {"a": a.inputs, "b": b.inputs, "files": files}
+    path = FOLDER / f"{a.name} - {b.name}.json"
+    if path.exists() and (kept := json.loads(path.read_text("utf-8"))).pop("of") == measured:
+        return Speed(**kept)
+    seconds = 2 * (ROUNDS + 1) * ROUND_SECONDS + 10
+    print(f"speed: takes {seconds:.0f} s or more. Nothing else should run now.", flush=True)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        runs = [
+            stack.enter_context(paced_run(variant, text, source, folder / name))
+            for name, variant in (("a", a), ("b", b))
+        ]
+        rounds = [[make_round() for make_round in runs] for _ in range(ROUNDS + 1)][1:]
+        configs = [tomllib.loads((folder / name / "config.toml").read_text()) for name in "ab"]
+    speed = Speed(rounds, configs)
+    with atomic_write(path) as file:
+        file.write(json.dumps(asdict(speed) | {"of": measured}).encode())
+    return speed
+
+
+# -------------------------------------------------------------------------------------------- Main
+
+
+@report_errors
+def main(argv: list[str]) -> None:
+    """Measure the speed, make the runs, print the table."""
+    args, common, own = parse(argv)
+    corpus_config = make_groups(TrainConfig, parse_train_command(common).given)["corpus"]
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    text = (FOLDER / "text.txt").absolute()
+    sha256 = write_training_part(corpus_config, text)
+    a, b = map(make_variant, args.networks, (common, common), own, (sha256, sha256))
+    if a.name == b.name:
+        raise UserError(f"both are {a.name}. Change one of them with --a.KEY VALUE.")
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder)
+        copy_source(source)
+        speed = measure_speed(a, b, text, source)
+        print(speed.describe(a.name, b.name))
+        ratio = speed.seconds(1) / speed.seconds(0)
+        variants = [a, b] if abs(ratio - 1) <= SAME_SPEED else [a, b, longer(a, speed, ratio)]
+        seconds = args.seeds * sum(speed.seconds(min(i, 1)) for i in range(len(variants)))
+        count = args.seeds * len(variants)
+        print(
+            f"runs: {count}, about {seconds / 60:.0f} minutes; after Ctrl-C the same command goes on"
+        )
+        print(f"      tensorboard --logdir {FOLDER}", flush=True)
+        runs = [
+            [train(v, seed, text, source) for v in variants] for seed in range(1, args.seeds + 1)
+        ]
+    print_table(a.name, b.name, list(zip(*runs, strict=True)), speed)
+    if args.chart:
+        draw_chart(Path(args.chart), variants, args.seeds)
+
+
+def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str], tuple[list[str], list[str]]]:
+    """compare's own arguments, the flags of both variants, those of A and those of B."""
+    parser = argparse.ArgumentParser(
+        usage="python -m tests.benchmarks.compare A B [--key value ...] [--a.key value ...]",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("networks", nargs=2, help="files in model/networks, without .py")
+    parser.add_argument("--seeds", type=int, default=3, help="runs of each (default 3)")
+    parser.add_argument("--chart", metavar="FILE.svg", help="needs requirements-dev.txt")
+    args, words = parser.parse_known_args(argv)
+    if args.seeds < 2:
+        raise UserError(f"seeds is {args.seeds}. An interval needs two or more.")
+    flags = {"": [], "a": [], "b": []}
+    whose = ""
+    for word in words:
+        if word.startswith("--"):
+            whose = word[2] if word.startswith(("--a.", "--b.")) else ""
+        flags[whose].append(re.sub("^--[ab][.]", "--", word))
+    return args, flags[""], (flags["a"], flags["b"])
+
+
+def longer(a: Variant, speed: Speed, ratio: float) -> Variant:
+    """A with as many steps as take the time of B."""
+    config = speed.configs[0]
+    steps = {key: round(config[key] * ratio) for key in ("max_iters", "lr_decay_iters")}
+    flags = (*a.flags, *(word for key, n in steps.items() if n for word in (f"--{key}", str(n))))
+    return replace(a, name=f"{a.name}, equal time", flags=flags, inputs=a.inputs | steps)
+
+
+def print_table(a: str, b: str, runs: list[tuple[dict, ...]], speed: Speed) -> None:
+    """Losses, speeds and the answer. `runs` are those of A, of B, and of A in B's time."""
+    losses_a, losses_b, *more = [[run["val_loss"] for run in of_variant] for of_variant in runs]
+    in_time = more[0] if more else losses_a
+    rows = [("", "loss, equal steps", "equal time", "characters/s", "parameters")]
+    for i, (name, *losses) in enumerate([(a, losses_a, in_time), (b, losses_b, losses_b)]):
+        cells = [f"{mean(values):.4f} ± {stdev(values):.4f}" for values in losses]
+        speed_and_size = f"{speed.chars_per_second(i):,.0f}", f"{runs[i][0]['params']:,}"
+        rows.append((name, *cells, *speed_and_size))
+    steps = difference(losses_a, losses_b)
+    found = difference(in_time, losses_b, speed.error)
+    interval = f"{found.value:+.4f}, 95 % interval {found.low:+.3f} to {found.high:+.3f}"
+    rows.append((f"{a} - {b}", f"{steps.value:+.4f}", interval, "", ""))
+    first = max(len(row[0]) for row in rows)
+    print()
+    for name, loss, timed, *others in rows:
+        end = f"{others[0]:14}{others[1]}"
+        print(f"{name:{first}}  {loss:20}{timed:18}{end}".rstrip())
+    notes = "lower is better; ± standard deviation; held-out part of the training text"
+    print(f"{answer(found, a, b)} ({found.seeds} seeds of each; {notes}.)")
+
+
+def draw_chart(path: Path, variants: list[Variant], seeds: int) -> None:
+    """The validation loss of each variant over the steps, mean of all seeds."""
+    from tests.benchmarks.chart import draw_svg, read_losses
+
+    curves = {}
+    for variant in variants:
+        dirs = [FOLDER / variant.name / f"seed-{seed}/val" for seed in range(1, seeds + 1)]
+        points = zip(*map(read_losses, dirs), strict=True)
+        curves[variant.name] = [
+            (of_seeds[0][0], mean(y for _, y in of_seeds)) for of_seeds in points
+        ]
+    draw_svg(path, "training step", f"Validation loss, mean of {seeds} seeds", curves)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
