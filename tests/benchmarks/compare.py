@@ -338,7 +338,7 @@ def main(argv: list[str]) -> None:
         seconds = args.seeds * sum(speed.seconds(min(i, 1)) for i in range(len(variants)))
         count = args.seeds * len(variants)
         print(
-            f"runs: {count}, about {seconds / 60:.0f} minutes; after Ctrl-C the same command goes on"
+            f"runs: {count}, about {seconds / 60:.0f} minutes; Ctrl-C stops, the same command goes on"
         )
         print(f"      tensorboard --logdir {FOLDER}", flush=True)
         runs = [
