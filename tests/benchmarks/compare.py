@@ -337,9 +337,8 @@ def main(argv: list[str]) -> None:
         variants = [a, b] if abs(ratio - 1) <= SAME_SPEED else [a, b, longer(a, speed, ratio)]
         seconds = args.seeds * sum(speed.seconds(min(i, 1)) for i in range(len(variants)))
         count = args.seeds * len(variants)
-        print(
-            f"runs: {count}, about {seconds / 60:.0f} minutes; Ctrl-C stops, the same command goes on"
-        )
+        minutes = seconds / 60
+        print(f"runs: {count}, about {minutes:.0f} minutes; Ctrl-C stops, the same command goes on")
         print(f"      tensorboard --logdir {FOLDER}", flush=True)
         runs = [
             [train(v, seed, text, source) for v in variants] for seed in range(1, args.seeds + 1)
