@@ -63,7 +63,7 @@ def test_imports_follow_the_architecture(path):
 
 
 @pytest.mark.parametrize("path", CODE)
-def test_only_one_file_names_devices_and_number_formats_and_one_names_processes(path):
+def test_devices_dtypes_and_processes_are_named_in_one_file_each(path):
     tree = parse(path)
     for node in ast.walk(tree):
         if isinstance(node, DOCUMENTED) and ast.get_docstring(node):

@@ -72,9 +72,7 @@ def open_in_browser(url: str, milliseconds: int) -> tuple[str, list[str]]:
 
 
 @pytest.mark.parametrize("edited", [False, True], ids=["the equation", "an edited equation"])
-def test_attention_page_follows_mouse_and_keys_and_shows_hostile_text_as_text(
-    edited, tmp_path, monkeypatch
-):
+def test_attention_page_follows_mouse_keys_and_escapes_hostile_text(edited, tmp_path, monkeypatch):
     if edited:
         equation = attention.attention_weights
         monkeypatch.setattr(attention, "attention_weights", lambda *args: equation(*args) ** 2)

@@ -14,7 +14,7 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_every_link_leads_to_what_it_names_and_every_test_that_is_named_exists(document):
+def test_document_links_resolve_and_named_tests_exist(document):
     text = document.read_text("utf-8")
     for label, target in re.findall(r"\[([^\]]*)\]\(([^)]*)\)", text):
         if target.startswith(("http:", "https:")):

@@ -274,7 +274,7 @@ def break_loss(rank: int) -> None:
         train.training_loss = broken_loss
 
 
-def test_all_processes_stop_when_the_loss_of_one_is_not_finite(train_in_two):
+def test_all_processes_stop_if_one_loss_is_not_finite(train_in_two):
     assert end(*train_in_two("--max_iters=20 --out_dir=run", break_loss)) == [1, 1]
     for name in ("err0", "err1"):
         assert "error: the gradient norm is nan at step 3." in Path(name).read_text()
@@ -370,7 +370,7 @@ def test_out_of_memory_names_the_flags_that_save_memory(tiny, trained_run, monke
 
 
 @pytest.mark.parametrize("room", [0, 10_000], ids=["no room", "no room for a checkpoint"])
-def test_a_full_disk_ends_the_run_and_leaves_what_was_saved(tiny, capsys, room):
+def test_full_disk_ends_run_but_keeps_saved_files(tiny, capsys, room):
     assert tiny("--max_iters=4 --out_dir=run") == 0
     before = {path: path.read_bytes() for path in Path("run").glob("*.*")}
     resume = ["--resume", "run", "--max_iters", "40"]

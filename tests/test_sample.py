@@ -91,7 +91,7 @@ def test_the_newest_run_or_the_named_checkpoint_is_sampled(tiny, text_file, monk
         assert set(output.out) <= set("abcd")
 
 
-def test_the_attention_page_shows_the_text_that_is_written_or_scored(run_sample):
+def test_attention_page_shows_generated_or_scored_text(run_sample):
     flags = ["--attention", "page.html", "--num_samples", "2", "--max_new_tokens", "40"]
     for prompt, start in (("KATE:", ""), ("", "\n")):
         text = run_sample("--prompt", prompt, *flags).split(sample.SEPARATOR)[0]
@@ -123,7 +123,7 @@ def test_standard_input_is_scored(run_sample, monkeypatch):
     assert run_sample("--score", "-") == expected
 
 
-def test_samples_that_stop_at_a_line_end_are_one_a_line(run_sample):
+def test_samples_stopped_at_line_end_print_one_per_line(run_sample):
     """Also those that are cut before it."""
     flags = ["--prompt=KATE", "--temperature=2", "--num_samples=30", "--max_new_tokens=12"]
     texts = run_sample(*flags, "--stop=o").split(sample.SEPARATOR)
@@ -162,7 +162,7 @@ def test_a_terminal_shows_each_line_end_as_one(tiny, text_file, monkeypatch, cap
         assert shown == (text + "\n" if is_terminal else text.replace("\n\n", 2 * line_end))
 
 
-def test_an_old_attention_page_is_kept_if_none_can_be_written(monkeypatch, capsys, run_dir):
+def test_old_attention_page_is_kept_when_writing_fails(monkeypatch, capsys, run_dir):
     def write_page(path: str) -> int:
         return sample.main(["--max_new_tokens", "5", "--attention", path])
 
@@ -221,7 +221,7 @@ def test_output_is_utf_8_whatever_terminal_and_corpus_are(tiny, text_file, monke
     assert set(sampled) == set(text)
 
 
-def test_ctrl_c_and_a_closed_pipe_end_sampling_without_a_page(run_dir):
+def test_ctrl_c_or_closed_pipe_ends_sampling_without_page(run_dir):
     argv = [sys.executable, str(ROOT / "sample.py"), "--max_new_tokens=10000000"]
     argv += ["--num_samples=30", "--attention=page.html"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}

@@ -564,9 +564,7 @@ def test_weights_that_have_read_the_validation_text_are_refused(tiny, text_file,
         assert train.main([*argv, "--data", str(another), *split.split()]) == 0
 
 
-def test_a_run_of_standard_input_repeats_that_of_a_file_and_resumes_with_it(
-    tiny, text_file, monkeypatch, capsys
-):
+def test_stdin_run_repeats_file_run_and_resumes_with_file(tiny, text_file, monkeypatch, capsys):
     def give_standard_input(content: bytes) -> None:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
 

@@ -37,7 +37,7 @@ def test_a_difference_is_found_with_the_seeds_it_needs(size):
     assert share_of("worse", size, seeds - 1) < 0.85
 
 
-def test_the_interval_is_symmetric_and_wider_if_the_speed_is_uncertain():
+def test_interval_is_symmetric_and_wider_with_uncertain_speed():
     a, b = [1.42, 1.43, 1.44], [1.41, 1.44, 1.42]
     forth, back, timed = difference(a, b), difference(b, a), difference(a, b, speed_error=0.1)
     assert (forth.value, forth.low, forth.high) == (-back.value, -back.high, -back.low)

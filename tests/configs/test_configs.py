@@ -64,9 +64,7 @@ def add_key(monkeypatch, hint: Any, default: object) -> None:
 
 
 @pytest.mark.parametrize("kind", NEW_KEYS)
-def test_a_new_config_key_becomes_a_flag_a_toml_key_and_a_line_of_help(
-    kind, tiny, monkeypatch, capsys
-):
+def test_new_config_key_becomes_flag_toml_key_and_help(kind, tiny, monkeypatch, capsys):
     hint, default, given, _ = NEW_KEYS[kind]
     add_key(monkeypatch, hint, default)
     assert from_command_line().model.new_key == default
@@ -100,7 +98,7 @@ def test_a_new_config_key_becomes_a_flag_a_toml_key_and_a_line_of_help(
 @pytest.mark.parametrize(
     ("kind", "wrong"), [(kind, value) for kind, (*_, wrong) in NEW_KEYS.items() for value in wrong]
 )
-def test_a_wrong_value_of_a_new_config_key_is_refused_by_name(kind, wrong, monkeypatch):
+def test_wrong_value_of_new_key_is_refused_by_name(kind, wrong, monkeypatch):
     hint, default, *_ = NEW_KEYS[kind]
     add_key(monkeypatch, hint, default)
     with pytest.raises(UserError, match="new_key"):
@@ -108,9 +106,7 @@ def test_a_wrong_value_of_a_new_config_key_is_refused_by_name(kind, wrong, monke
 
 
 @pytest.mark.parametrize(("modes", "compiles"), [(("on", "True"), 1), (("off", "False"), 0)])
-def test_compile_may_be_written_as_in_nanogpt_and_its_result_is_trained_in_the_dtype(
-    modes, compiles, tiny, monkeypatch
-):
+def test_compile_accepts_nanogpt_booleans_and_trains_in_dtype(modes, compiles, tiny, monkeypatch):
     calls = []
 
     def compile(network, **_):
@@ -219,7 +215,7 @@ def test_flags_override_the_preset_and_the_preset_overrides_defaults():
     assert config.optim.max_iters == TrainConfig().optim.max_iters  # not the recipe's
 
 
-def test_n_head_0_of_a_preset_is_the_number_of_heads_that_init_from_has():
+def test_n_head_0_takes_head_count_from_init_from():
     Path("p.toml").write_text("n_head = 0\ninit_from = 'run'")
     command = parse_train_command(["p.toml"])
     assert known_values(command, {"n_embd": 192, "n_head": 0})["n_head"] == 3
@@ -228,7 +224,7 @@ def test_n_head_0_of_a_preset_is_the_number_of_heads_that_init_from_has():
 
 
 @pytest.mark.parametrize("path", sorted(PRESETS.glob("*.toml")), ids=lambda path: path.name)
-def test_a_preset_holds_only_valid_values_that_differ_from_the_defaults(path):
+def test_presets_hold_only_valid_values_differing_from_defaults(path):
     preset, defaults = PARSER.parse_preset(path), to_dict(TrainConfig())
     assert make_config(TrainConfig, preset)
     assert not [key for key, value in preset.items() if defaults.get(key) == value]
@@ -269,7 +265,7 @@ def test_a_suggested_flag_exists(config_class):
 
 
 @pytest.mark.parametrize("hint", [list[int], Path, int | None, Literal[True]])
-def test_a_key_of_an_unsupported_type_is_refused_when_the_program_starts(hint, monkeypatch):
+def test_config_key_of_unsupported_type_is_refused_at_startup(hint, monkeypatch):
     add_key(monkeypatch, Annotated[hint, "help"], None)
     with pytest.raises(TypeError, match="new_key"):
         from_command_line()

@@ -138,7 +138,7 @@ def test_equal_lines_are_no_list():
 
 @given(st.floats(0, 1))
 @settings(max_examples=20)
-def test_the_share_of_the_validation_text_that_stands_in_training_is_found(share):
+def test_share_of_validation_text_in_training_is_found(share):
     rng = np.random.default_rng(0)
     train_N, val_N = rng.integers(0, 300, 20_000), rng.integers(0, 300, 5_000)
     end = round(share * len(val_N))

@@ -24,7 +24,7 @@ def numbered_text(length: int, val_fraction: float = 0.1, val_split: str = "end"
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1), min_size=1))
-def test_ids_are_positions_in_the_sorted_vocabulary_however_the_text_is_cut(chunks):
+def test_ids_are_sorted_vocabulary_positions_regardless_of_chunks(chunks):
     text = "".join(chunks)
     ids_N, vocab, sha256 = encode(chunks)
     assert vocab == "".join(sorted(set(text)))
@@ -43,7 +43,7 @@ def test_ids_are_as_small_as_the_vocabulary_allows(count, dtype):
 
 
 @pytest.mark.parametrize("known", ["", "zeé", "".join(sorted(set(LINES), reverse=True))])
-def test_a_given_vocabulary_is_extended_by_the_sorted_characters_of_the_text(text_file, known):
+def test_given_vocabulary_is_extended_by_new_sorted_characters(text_file, known):
     opened = open_corpus(DataConfig(str(text_file)), known)
     vocab = opened.tokenizer.vocab
     assert vocab == known + "".join(sorted(set(LINES) - set(known)))
@@ -54,7 +54,7 @@ def test_a_given_vocabulary_is_extended_by_the_sorted_characters_of_the_text(tex
     assert open_corpus(DataConfig(str(text_file)), vocab).tokenizer.vocab == vocab
 
 
-def test_batches_are_examples_of_the_training_split_up_to_both_ends():
+def test_batches_are_examples_spanning_exactly_the_training_split():
     opened, starts = numbered_text(60, val_fraction=0.4), set()
     for step in range(200):
         x_BT, y_BT = opened.batch(8, 4, 0, step, slice(None))
@@ -121,14 +121,14 @@ def test_lines_stay_whole_where_they_are_short():
     assert corpus.count_pieces(10**7, 0.1, "spread") == 100
 
 
-def test_the_order_of_examples_is_random_and_different_in_every_epoch_and_for_every_seed():
+def test_example_order_is_randomly_reshuffled_per_epoch_and_seed():
     keys = [(1, 0), (1, 1), (1, 2), (2, 0)]
     orders = [np.argsort(corpus.shuffled_starts(10_000, 10, seed, epoch)) for seed, epoch in keys]
     for a, b in itertools.combinations([np.arange(len(orders[0])), *orders], 2):
         assert abs(np.corrcoef(a, b)[0, 1]) < 0.15
 
 
-def test_the_order_of_examples_does_not_depend_on_batch_size_and_rows():
+def test_example_order_is_independent_of_batch_size_and_rows():
     opened = numbered_text(640)
     examples_NT, _ = opened.batch(8, 240, seed=1, step=0, rows=slice(None))  # of several epochs
     for batch_size, step in ((1, 7), (2, 100), (80, 2)):

@@ -13,7 +13,7 @@ from data.reader import FORMATS, find_text_files, read_chunks, read_file, read_t
 from model.system.errors import UserError
 
 
-def test_the_text_files_of_a_folder_are_joined_by_newlines_as_a_person_counts(tmp_path):
+def test_text_files_are_joined_by_newlines_in_natural_order(tmp_path):
     (tmp_path / "a.txt").mkdir()
     (tmp_path / "b 11").mkdir()
     (tmp_path / "b 2").mkdir()
@@ -67,7 +67,7 @@ def test_a_format_that_is_no_text_is_named(text_file, start):
             read_text(text_file, encoding)
 
 
-def test_a_folder_is_read_whole_but_for_hidden_names_or_refused(tmp_path, monkeypatch):
+def test_folder_is_read_whole_except_hidden_names_or_refused(tmp_path, monkeypatch):
     for name in ("a/b.txt", ".git/c.txt", "a/.d.txt", "a/.e/f.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("text")

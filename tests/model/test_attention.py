@@ -83,7 +83,7 @@ def test_attend_is_the_equation_to_its_precision(monkeypatch, T, dtype, bias):
     torch.testing.assert_close(out, exact.to(dtype), rtol=tolerance, atol=tolerance)
 
 
-def test_while_attention_is_recorded_attend_keeps_the_weights_of_the_equation(monkeypatch):
+def test_attend_keeps_equation_weights_while_attention_is_recorded(monkeypatch):
     q, k, v = random_qkv(5, 7)
     expected = attend_by_equation(q, k, v, causal=True)
     record(q, k, v, q)  # does nothing
@@ -102,7 +102,7 @@ def test_the_kernel_drops_weights(window):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_weights_sum_to_1_so_the_output_lies_in_the_convex_hull_of_the_values(causal):
+def test_weights_sum_to_1_and_output_in_convex_hull(causal):
     q, k, v = random_qkv(5, 9)
     weights, out = attention_weights(q, 5 * k, causal), attend(q, 5 * k, v, causal)
     assert (weights >= 0).all()
@@ -111,7 +111,7 @@ def test_weights_sum_to_1_so_the_output_lies_in_the_convex_hull_of_the_values(ca
     assert ((out @ directions).amax(-2) <= (v @ directions).amax(-2) + 1e-12).all()
 
 
-def test_equal_keys_average_the_visible_values_and_one_far_key_looks_up_its_value():
+def test_equal_keys_average_values_and_far_key_selects_one():
     q, k, v = random_qkv(6, 6)
     averages = v.cumsum(2) / torch.arange(1, 7)[:, None]
     torch.testing.assert_close(attend(q, k[:, :, :1].expand_as(k), v, causal=True), averages)
@@ -135,7 +135,7 @@ def random_attention() -> Attention:
     return attention
 
 
-def test_query_key_and_value_are_three_matrices_and_affinity_is_not_symmetric():
+def test_query_key_value_matrices_differ_and_affinity_is_asymmetric():
     attention, x = random_attention(), randn(6, 12)
     q, k, v = (layer(x) for layer in (attention.query, attention.key, attention.value))
     assert not any(torch.allclose(*pair) for pair in ((q, k), (q, v), (k, v)))
@@ -154,7 +154,7 @@ def test_multi_head_attention_equals_single_heads_in_parallel():
     torch.testing.assert_close(attention(x, *angles), expected)
 
 
-def test_attention_is_blind_to_order_without_positions_and_not_with_them():
+def test_attention_is_order_blind_only_without_positions():
     attention, x = random_attention(), randn(1, 6, 12)
     shuffled = x[:, [3, 0, 4, 1, 2, 5]]  # the last character, which sees all, stays last
     for angles, is_blind in ((NO_POSITIONS, True), (rotation_angles(0, 6, 4, like=x), False)):
@@ -169,7 +169,7 @@ def test_shifting_the_whole_window_changes_nothing():
 
 
 @pytest.mark.parametrize("start", [0, 3, 10**9])
-def test_each_pair_is_rotated_by_its_own_angle_per_character_however_far(start):
+def test_rotary_pairs_turn_by_own_angle_at_any_position(start):
     x, positions = randn(5, 6), range(start, start + 5)
     angles = [[t * 10000 ** (-e / 3) for e in range(3)] for t in positions]
     turned = torch.complex(x[:, :3], x[:, 3:]) * torch.tensor(angles, dtype=x.dtype).mul(1j).exp()

@@ -85,7 +85,7 @@ def copy(request, tmp_path, monkeypatch) -> Iterator[bool]:
 
 
 @torch.no_grad()
-def test_a_copy_is_sampled_with_its_cache_and_has_a_page(copy, capsys):
+def test_copied_network_samples_with_cache_and_has_attention_page(copy, capsys):
     model, ids_BT, cache = random_gpt(network="mine"), random_ids(2, 12), Cache()
     logits = [model(part_BT, cache) for part_BT in ids_BT.split([1, 4, 6, 1], dim=1)]
     torch.testing.assert_close(torch.cat(logits, dim=1), model(ids_BT))

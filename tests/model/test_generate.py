@@ -31,7 +31,7 @@ from tests.model.test_networks import NETWORKS, random_gpt, random_ids
     st.integers(0, 8),
     st.floats(1e-6, 1.0),
 )
-def test_probabilities_are_the_softmax_cut_to_top_k_then_top_p(logits_V, temperature, top_k, top_p):
+def test_softmax_is_cut_to_top_k_then_top_p(logits_V, temperature, top_k, top_p):
     config = GenerationConfig(temperature=temperature, top_k=top_k, top_p=top_p)
     probs_V = next_char_probs(logits_V[None], np.empty((1, 0)), config)[0]
     uncut_V = torch.softmax(torch.from_numpy(logits_V / (temperature or 1e-300)), 0).numpy()
@@ -65,7 +65,7 @@ def test_no_character_is_drawn_without_a_probability(value):
 @pytest.mark.parametrize("length", [1, 9, 40])
 @pytest.mark.parametrize("has_cache", [True, False])
 @pytest.mark.parametrize("network", NETWORKS)
-def test_steps_continue_the_whole_text_or_the_latest_block_size_characters(
+def test_step_reads_whole_text_or_last_block_size_characters(
     network, has_cache, length, block_size
 ):
     model = random_gpt(network=network, block_size=block_size)
@@ -80,7 +80,7 @@ def test_steps_continue_the_whole_text_or_the_latest_block_size_characters(
         new_BT = ids_BT[:, end : end + 1]
 
 
-def test_the_sampling_rule_sees_the_prompt_and_all_that_is_written(monkeypatch):
+def test_sampling_rule_sees_prompt_and_all_written_text(monkeypatch):
     def remember(logits_BV, text_BT, config):
         seen.append(text_BT.copy())
         return next_char_probs(logits_BV, text_BT, config)
@@ -128,7 +128,7 @@ MISTAKES += ["beyond the window", "single characters"]
 
 
 @pytest.mark.parametrize("mistake", ["", *MISTAKES])
-def test_a_cache_that_changes_the_logits_is_not_used_and_sampling_says_so(mistake, capsys):
+def test_cache_that_changes_logits_is_skipped_with_warning(mistake, capsys):
     torch.manual_seed(0)
     model = WrongCache(mistake).eval()
     config, vocab = GenerationConfig(max_new_tokens=40), "abcdefghijk"
@@ -175,5 +175,5 @@ def test_texts_written_together_end_each_at_its_own_stop():
 @pytest.mark.parametrize(
     ("vocab", "start"), [("\t\r\n a", "\n"), ("\t\r a", "\r"), ("\t a", "\t"), ("a\n", "\n")]
 )
-def test_an_empty_prompt_is_a_line_end_if_the_vocabulary_has_one(vocab, start):
+def test_empty_prompt_is_line_end_if_in_vocabulary(vocab, start):
     assert first_character(vocab) == start

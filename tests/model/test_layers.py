@@ -8,7 +8,7 @@ from model.layers import Dropout, relu_squared
 
 
 @pytest.mark.parametrize("p", [0.0, 1e-9, 0.15, 0.5, 0.9, 0.9999])
-def test_dropout_drops_a_share_p_of_the_elements_independently_and_keeps_the_mean(p):
+def test_dropout_drops_share_p_independently_and_keeps_mean(p):
     torch.manual_seed(0)
     out_N8 = Dropout(p)(torch.ones(100_000, 8))  # a row for each random number
     dropped_N8 = (out_N8 == 0).double()

@@ -41,7 +41,7 @@ def copy_matrices(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("warmup", [0, 1, 10, 200])
-def test_the_learning_rate_rises_linearly_until_a_line_falls_to_zero_at_the_end(warmup):
+def test_linear_warmup_then_linear_learning_rate_decay_to_zero(warmup):
     config = OptimConfig(max_iters=100, warmup_iters=warmup, learning_rate=0.5)
     rates = [optim.learning_rate(step, step / 100, config) for step in range(101)]
     peak = rates.index(max(rates))
@@ -55,7 +55,7 @@ def test_after_the_warmup_the_learning_rate_depends_on_progress_alone(step, prog
     assert optim.learning_rate(step, progress, config) == pytest.approx(0.5 * (1 - progress))
 
 
-def test_the_learning_rate_falls_along_half_a_cosine_to_min_lr_and_stays_there():
+def test_cosine_learning_rate_falls_to_min_lr_and_stays():
     config = OptimConfig(
         max_iters=120, warmup_iters=20, learning_rate=0.5, lr_decay_iters=100, min_lr=0.1
     )
@@ -99,7 +99,7 @@ def test_weight_decay_shrinks_only_the_matrices_of_the_blocks():
         torch.testing.assert_close(new, (1 - 0.1 * 0.5 * is_block_matrix) * old)
 
 
-def test_adamw_alone_updates_everything_and_decays_all_matrices_but_no_gains_and_biases():
+def test_adamw_alone_updates_all_and_decays_exactly_the_matrices():
     config = OptimConfig(
         optimizer="adamw", learning_rate=0.1, weight_decay=0.5, beta1=0.8, beta2=0.7
     )
@@ -141,7 +141,7 @@ def test_orthogonalizing_moves_the_singular_values_close_to_1(shape, dtype):
     assert not out_NRC[4].any()  # of zeros
 
 
-def test_muon_steps_as_the_muon_of_pytorch_does_with_rows_of_one_length(monkeypatch):
+def test_muon_step_is_pytorch_muon_with_equal_length_rows(monkeypatch):
     """PyTorch's steps one matrix at a time. The orthogonalization is not compared here."""
     name = "_zeropower_via_newtonschulz"
     monkeypatch.setattr(f"torch.optim._muon.{name}", lambda x, *_: move_singular_values(x).float())

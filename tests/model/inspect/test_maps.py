@@ -8,7 +8,7 @@ from model.inspect import maps
 from model.inspect.maps import CELL, draw_weights
 
 
-def test_an_image_is_the_darker_the_larger_a_weight_and_names_the_characters():
+def test_image_is_darker_for_larger_weights_and_names_characters():
     weights_TT = torch.rand(5, 5).tril()
     weights_TT[0, 0] = 1
     image = draw_weights(weights_TT, "\n\tabA", list(range(5)))

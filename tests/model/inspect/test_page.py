@@ -45,9 +45,7 @@ def negative_weights(q, k, *options):
         {"model.networks.quill.attend": partial(attend, bias=torch.linspace(0, 3, 20))},
     ],
 )
-def test_page_holds_weights_and_losses_and_the_vectors_of_the_textbook_equation(
-    monkeypatch, edited
-):
+def test_page_holds_weights_losses_and_vectors_of_textbook_equation(monkeypatch, edited):
     for name, function in edited.items():
         monkeypatch.setattr(name, function)
     model = random_gpt(V=len(VOCAB), block_size=8).float()
@@ -92,7 +90,7 @@ def test_page_holds_weights_and_losses_and_the_vectors_of_the_textbook_equation(
             np.testing.assert_allclose(shown * (weights[0] > 0), weights[0], atol=1e-3)
 
 
-def test_the_page_compares_each_character_with_the_most_and_the_least_similar_of_its_kind():
+def test_page_twins_are_most_and_least_similar_same_characters():
     ids = [0, 1, 0, 2, 0, 0]
     stream_RTC = torch.zeros(2, 6, 2)
     stream_RTC[0, :, 0] = 1  # all embeddings are alike
@@ -112,7 +110,7 @@ def test_a_network_whose_attention_cannot_be_recorded_is_refused():
         attention_page(model, "abcde", [0, 1, 2], "")
 
 
-def test_a_long_text_is_cut_at_its_end_so_that_the_losses_stay_right(monkeypatch):
+def test_long_text_is_truncated_at_end_and_keeps_losses(monkeypatch):
     model, ids = random_gpt(V=5, block_size=8).float(), random_ids(1, 30, V=5)[0].tolist()
     whole = page_data(attention_page(model, "abcde", ids, "about"))
     monkeypatch.setattr(page, "MAX_PAGE_CHARS", 20)
@@ -123,7 +121,7 @@ def test_a_long_text_is_cut_at_its_end_so_that_the_losses_stay_right(monkeypatch
     assert len(page_data(attention_page(model, "abcde", ids, "about"))["chars"]) == 8
 
 
-def test_without_a_residual_stream_the_page_shows_what_the_network_predicts():
+def test_page_without_residual_stream_still_shows_predictions():
     model, ids = random_gpt(V=5).float(), random_ids(1, 12, V=5)[0].tolist()
     whole = page_data(attention_page(model, "abcde", ids, ""))
     for block in model.blocks:  # a new tensor for each block: they hand on none

@@ -61,7 +61,7 @@ def test_what_is_recorded_belongs_to_its_block_and_head():
 
 @pytest.mark.parametrize("order", [[0, 1, 2], [0, 0, 0]], ids=["three blocks", "one three times"])
 @pytest.mark.parametrize("network", ["gpt", "quill"])
-def test_the_head_reads_the_residual_stream_as_if_later_blocks_were_left_out(network, order):
+def test_logit_lens_equals_logits_with_later_blocks_removed(network, order):
     model, ids_BT = random_gpt(network=network), random_ids(2, 12)
     blocks = [model.blocks[i] for i in order]
     model.blocks = torch.nn.ModuleList(blocks)
@@ -81,9 +81,7 @@ def test_the_head_reads_the_residual_stream_as_if_later_blocks_were_left_out(net
         ((1, 6, 4), (1, 6, 4)),  # one head without its dimension
     ],
 )
-def test_a_layer_without_a_weight_for_each_head_and_pair_of_characters_is_not_recorded(
-    q_shape, k_shape
-):
+def test_layer_without_weight_per_head_and_pair_is_unrecorded(q_shape, k_shape):
     """Which weight belongs to which characters is not known."""
     model, ids_BT = random_gpt(), random_ids(1, 6)
 
@@ -111,7 +109,7 @@ USES = {
 
 
 @pytest.mark.parametrize("use", USES)
-def test_there_is_a_residual_stream_if_each_block_hands_it_to_the_next(use):
+def test_residual_stream_exists_if_each_block_feeds_the_next(use):
     class Block(torch.nn.Linear):
         def forward(self, x_BTC):
             out_BTC = super().forward(x_BTC)

@@ -13,7 +13,7 @@ from tests.model.test_networks import random_gpt, random_ids
 
 
 @pytest.mark.parametrize("network", ["gpt", "quill"])
-def test_one_character_in_two_contexts_has_one_embedding_and_two_vectors(network):
+def test_same_embedding_becomes_different_vectors_in_different_contexts(network):
     """As the word "bank" in an article."""
     model, seen = random_gpt(network=network), {}
     model.embedding.register_forward_hook(lambda _, args, x_BTC: seen.update(static=x_BTC))
@@ -24,7 +24,7 @@ def test_one_character_in_two_contexts_has_one_embedding_and_two_vectors(network
 
 
 @pytest.mark.parametrize("network", ["gpt", "quill"])
-def test_the_compiler_sees_a_network_as_one_graph_also_with_dropout(network):
+def test_network_compiles_to_one_graph_even_with_dropout(network):
     """Where it cannot trace an operation, it may run all of `forward` uncompiled."""
     model = random_gpt(network=network, dropout=0.5).float().train()
     with torch.autocast("cpu", torch.bfloat16):
@@ -56,7 +56,7 @@ def test_logits_are_those_of_the_equations(bias):
 
 
 @pytest.mark.parametrize("path", ["equation", "half precision", "kernel"])
-def test_dropout_is_on_embeddings_attention_weights_and_the_output_of_each_layer(monkeypatch, path):
+def test_dropout_is_on_embeddings_attention_weights_and_layer_outputs(monkeypatch, path):
     """In training only. The kernel is replaced by one that has only dropout."""
     model, dropped = make_network(GPTConfig("gpt", n_layer=3, dropout=0.25), 5), []
 
@@ -81,7 +81,7 @@ def test_dropout_is_on_embeddings_attention_weights_and_the_output_of_each_layer
     assert dropped == []
 
 
-def test_a_new_network_has_small_weights_and_one_table_for_embedding_and_head():
+def test_initial_weights_are_small_and_head_shares_embedding_table():
     torch.manual_seed(0)
     model = make_network(GPTConfig("gpt", n_layer=8, n_embd=128, bias=True), 65)
     assert model.head.weight is model.embedding.weight

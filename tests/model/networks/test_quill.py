@@ -26,7 +26,7 @@ def test_dropout_is_on_the_output_of_each_layer(monkeypatch):
     torch.testing.assert_close(model(ids_BT), model.head(norm(without_layers_BTC)))
 
 
-def test_a_new_network_has_small_weights_and_smaller_ones_in_the_last_matrix_of_a_layer():
+def test_quill_initial_weights_are_small_and_output_projections_smaller():
     torch.manual_seed(0)
     model = make_network(GPTConfig(n_layer=8), 65)
     for name, parameter in model.named_parameters():

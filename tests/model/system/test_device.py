@@ -94,7 +94,7 @@ def test_matrix_products_run_in_the_dtype(dtype):
         choose_dtype("float16", MPS)
 
 
-def test_each_process_has_a_gpu_of_its_own_and_uses_no_other(simulated):
+def test_each_process_uses_only_its_own_gpu(simulated):
     processes = Processes()
     processes.world_size = 6  # on three machines
 
@@ -141,7 +141,7 @@ def test_the_workspace_of_cublas_is_one_that_repeats_exactly(
         (10**9, 99, "cpu", "cpu"),
     ],
 )
-def test_few_texts_of_a_small_network_are_sampled_on_the_cpu(
+def test_sampling_few_texts_of_small_network_uses_cpu(
     simulated, monkeypatch, parameters, texts, name, expected
 ):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -158,7 +158,7 @@ def test_an_evaluation_batch_has_a_limited_number_of_logits(vocab_size):
     assert on_gpu == 65_536 or (on_gpu + 1) * vocab_size > 2**25
 
 
-def test_embeddings_on_mps_are_products_with_the_same_values_and_gradients(monkeypatch):
+def test_mps_one_hot_embedding_matches_values_and_gradients(monkeypatch):
     """Its own backward pass does not repeat exactly. Here the CPU pretends to be mps."""
     monkeypatch.setattr(torch.nn.Module, "to", lambda self, _: self)
     ids_BT = torch.randint(9, (4, 50))

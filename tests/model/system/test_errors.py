@@ -49,7 +49,7 @@ def test_any_other_error_keeps_its_traceback(capsys, kind):
     assert capsys.readouterr() == ("", "")
 
 
-def test_signals_are_caught_for_a_while_except_those_that_were_ignored():
+def test_signals_are_caught_temporarily_except_ignored_ones():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as under nohup
     try:
         with catch_signals() as caught:
