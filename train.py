@@ -61,7 +61,12 @@ GPU_SAMPLE_CHARS = 50  # on a GPU, where sampling one text is slow; SAMPLE_CHARS
 
 @report_errors
 def main(argv: list[str]) -> None:
-    """The command line: start a run, or resume one."""
+    """The command line: start a run, or resume one.
+
+    Read the flags; make and lock the run's directory; choose the device; read the text; let the
+    recipe choose the settings; build the network and save step 0; train the teacher, if there is
+    one; train. (docs/attention.md, "What happens when you type python train.py")
+    """
     command = parse_train_command(argv)
     with Processes() as processes, ExitStack() as stack:
         state, run_dir = open_run(command, processes, stack)

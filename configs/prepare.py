@@ -107,7 +107,7 @@ def build(
 def new_state(
     config: TrainConfig, corpus: Corpus, machine: Machine, run_dir: Path, other: Checkpoint
 ) -> Checkpoint:
-    """The state of a run at step 0, with new weights or those of `other`. It is saved, too."""
+    """The state of a run at step 0, with new weights or those of `other`. It is also saved."""
     vocab = corpus.tokenizer.vocab
     # These raise before anything is written.
     machine.processes.batch_rows(config.optim.batch_size, config.optim.gradient_accumulation_steps)

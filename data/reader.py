@@ -1,7 +1,7 @@
 """Finds text files and decodes them.
 
 For another format, such as JSON Lines, change TEXT_FILES, and make text of a file with that ending
-in `read_chunks`. `read_file` decodes; sample.py uses it for prompts, too.
+in `read_chunks`. `read_file` decodes; sample.py also uses it for prompts.
 """
 
 import codecs

@@ -21,7 +21,7 @@ HOSTILE = (
     "<script>document.title='attacked'</script></style>&amp;\"'`\n\t\0\x1b\u202e\u05d0\U0001f600"
     "a\r\nb\rc"
 )
-# Hovers, clicks and presses keys; then puts what it sees in place of the page.
+# Hovers, clicks and presses keys; then replaces the page with what it sees.
 ACTIONS = """<script>
 async function act() {
   while (!document.querySelector("#weights")) await new Promise((done) => setTimeout(done, 50));

@@ -41,7 +41,7 @@ def run_example(example: str) -> str:
 
 def test_examples_print_the_numbers_beside_them(trained_run):
     text = Path(ROOT, "docs/attention.md").read_text("utf-8")
-    *examples, last_example = re.findall(r"```python\n(.*?)```", text, re.S)
+    *examples, of_weights, of_vectors = re.findall(r"```python\n(.*?)```", text, re.S)
     assert len(examples) == 4
     for example in examples:
         printed = [float(number) for number in re.findall(r"\d+\.\d*", run_example(example))]
@@ -50,7 +50,10 @@ def test_examples_print_the_numbers_beside_them(trained_run):
         assert printed == pytest.approx(expected, abs=1e-4)
 
     shutil.copytree(trained_run, "runs/newest")
-    rows = re.findall(r"\[([\d., ]+)\]", run_example(last_example))
+    rows = re.findall(r"\[([\d., ]+)\]", run_example(of_weights))
     assert len(rows) == 2 * len("I am")  # of two heads
     for row in rows:
         assert sum(map(float, row.split(","))) == pytest.approx(1, abs=1e-3)
+    *vectors, cosine = run_example(of_weights + of_vectors).split("tensor(")[-3:]
+    assert vectors[0] != vectors[1]
+    assert -1 < float(cosine.strip(")\n")) < 0.9999

@@ -169,7 +169,7 @@ def choose_device(name: str, processes: Processes) -> torch.device:
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    # PyTorch takes others, too, such as cpu:1.
+    # PyTorch also takes others, such as cpu:1.
     if not re.fullmatch(r"cpu|mps|xpu|cuda(:[0-9]|:[1-9][0-9])?", name):
         raise UserError(f"device is {name!r}. Use auto, cpu, cuda, cuda:N, mps or xpu.")
     if processes.world_size > 1 and name != "cpu":
