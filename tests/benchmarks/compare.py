@@ -181,11 +181,14 @@ def start(source: Path, mode: str, flags: tuple[str, ...], **more: Any) -> subpr
 
 
 def require_success(process: subprocess.Popen, stderr: str) -> None:
-    """Pass on an error: the last line on standard error."""
-    if process.returncode:
-        lines = stderr.strip().splitlines() or [f"a run ended with status {process.returncode}."]
-        error = UserError if process.returncode == 2 else AbortError
-        raise error(lines[-1].removeprefix("error: "))
+    """Pass on an error: a traceback as it is, otherwise the last line on standard error."""
+    if not process.returncode:
+        return
+    if "Traceback" in stderr:
+        sys.stderr.write(stderr)
+    lines = stderr.strip().splitlines() or [f"a run ended with status {process.returncode}."]
+    error = UserError if process.returncode == 2 else AbortError
+    raise error(lines[-1].removeprefix("error: "))
 
 
 def is_current(run_dir: Path, inputs: dict[str, Any], source: Path) -> bool:
