@@ -88,6 +88,10 @@ def recipe(budget: Budget) -> dict[str, Any]:
     has_teacher = epochs >= TEACHER_EPOCHS and not budget.has_weights
     share = STUDENT_STEPS if has_teacher else 1.0
     max_iters = max(1, int(share * (max_steps if budget.minutes else steps)))
+    # Larger batches allow a higher learning rate, and so does a teacher.
+    learning_rate = 7e-3 * (2 if has_teacher else min(batch_size / 8, 2))
+    if budget.has_weights:
+        learning_rate = 1e-3  # with 7e-3, trained weights overfit a short text within 40 steps
     # The more parameters there are for each character, the fewer epochs lead to overfitting.
     overfitting = epochs * math.sqrt(block_parameters(n_layer, n_embd) / budget.train_chars)
     doublings = math.log2(max(1, overfitting / OVERFITTING_THRESHOLD))
@@ -104,8 +108,7 @@ def recipe(budget: Budget) -> dict[str, Any]:
         "batch_size": batch_size,
         "max_iters": max_iters,
         "eval_interval": math.ceil(max_iters / min(max(evaluations, 2), 10)),
-        # Larger batches allow a higher learning rate, and so does a teacher.
-        "learning_rate": 7e-3 * (2 if has_teacher else min(batch_size / 8, 2)),
+        "learning_rate": learning_rate,
         "teacher": "own" if has_teacher else "none",
         "train_temperature": round(max(0.8, 1 - 0.1 * doublings), 2),
         "dropout": round(min(0.4, 0.13 * doublings), 1),

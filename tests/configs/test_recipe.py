@@ -87,11 +87,12 @@ def test_a_longer_text_needs_no_more_regularization(budget, factor):
 
 
 @given(budgets)
-def test_a_run_that_starts_from_other_weights_has_no_teacher(budget):
+def test_trained_weights_get_no_teacher_and_small_steps(budget):
     settings = recipe(replace(budget, has_weights=True))
     assert settings["teacher"] == "none"
     without = recipe(replace(budget, has_weights=False))
     assert settings["dropout"] == without["dropout"]
+    assert settings["learning_rate"] < without["learning_rate"]
 
 
 def test_a_gpu_gets_a_larger_network_and_larger_batches():
