@@ -231,14 +231,17 @@ class Speed:
     rounds: list[tuple[float, float]]
     configs: list[dict[str, Any]]
 
-    def seconds(self, i: int) -> float:
-        """How long a run of A (0) or B (1) takes, without evaluations.
+    def cost(self, i: int) -> float:
+        """How many steps of the timed kind a run of A (0) or B (1) costs.
 
         A teacher of its own is not timed: the recipe's constant says what it costs.
         """
         config = self.configs[i]
-        cost = 1 / STUDENT_STEPS if config["teacher"] == "own" else 1.0
-        return cost * config["max_iters"] / median(speeds[i] for speeds in self.rounds)
+        return config["max_iters"] / (STUDENT_STEPS if config["teacher"] == "own" else 1.0)
+
+    def seconds(self, i: int) -> float:
+        """How long a run of A (0) or B (1) takes, without evaluations."""
+        return self.cost(i) / median(speeds[i] for speeds in self.rounds)
 
     def chars_per_second(self, i: int) -> float:
         """Of A (0) or B (1)."""
@@ -250,6 +253,11 @@ class Speed:
     def ratios(self) -> list[float]:
         """The speed of A as a multiple of that of B, in each round."""
         return [a / b for a, b in self.rounds]
+
+    @property
+    def equal_time(self) -> float:
+        """A makes this many times its steps in the time of B."""
+        return median(self.ratios) * self.cost(1) / self.cost(0)
 
     @property
     def error(self) -> float:
@@ -336,8 +344,9 @@ def main(argv: list[str]) -> None:
         copy_source(source)
         speed = measure_speed(a, b, text, source)
         print(speed.describe(a.name, b.name))
-        ratio = speed.seconds(1) / speed.seconds(0)
-        variants = [a, b] if abs(ratio - 1) <= SAME_SPEED else [a, b, longer(a, speed, ratio)]
+        variants = [a, b]
+        if abs(speed.equal_time - 1) > SAME_SPEED:
+            variants.append(longer(a, speed))
         seconds = args.seeds * sum(speed.seconds(min(i, 1)) for i in range(len(variants)))
         count = args.seeds * len(variants)
         minutes = seconds / 60
@@ -374,9 +383,9 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str], tuple[list[st
     return args, flags[""], (flags["a"], flags["b"])
 
 
-def longer(a: Variant, speed: Speed, ratio: float) -> Variant:
+def longer(a: Variant, speed: Speed) -> Variant:
     """A with as many steps as take the time of B."""
-    config = speed.configs[0]
+    config, ratio = speed.configs[0], speed.equal_time
     steps = {key: round(config[key] * ratio) for key in ("max_iters", "lr_decay_iters")}
     flags = (*a.flags, *(word for key, n in steps.items() if n for word in (f"--{key}", str(n))))
     return replace(a, name=f"{a.name}, equal time", flags=flags, inputs=a.inputs | steps)

@@ -47,13 +47,16 @@ def test_interval_is_symmetric_and_wider_with_uncertain_speed():
 
 
 def test_the_answer_says_what_the_interval_allows():
-    steady, far = [1.42, 1.421, 1.422], [1.43, 1.44, 1.45]
+    steady = [1.42, 1.421, 1.422]
     assert answer(difference(steady, steady), "a", "b") == "a and b are the same, bit for bit."
     other = [loss + 0.001 for loss in steady]
     assert answer(difference(steady, other), "a", "b").startswith(
         f"No difference larger than {SMALL}"
     )
-    assert answer(difference(far, [1.42, 1.45, 1.43]), "a", "b").startswith("3 seeds do not tell")
+    # -0.003 to 0.015, and the reverse
+    one, another = [1.426, 1.43, 1.434], [1.42, 1.424, 1.428]
+    assert answer(difference(one, another), "a", "b").startswith("3 seeds do not tell")
+    assert answer(difference(another, one), "a", "b").startswith("3 seeds do not tell")
 
 
 @pytest.fixture
@@ -66,7 +69,7 @@ def copied_tree(tmp_path, monkeypatch) -> Path:
     monkeypatch.setattr(compare, "ROOT", tmp_path)
     config = {"max_iters": 4, "lr_decay_iters": 0, "teacher": "none"}
     config |= {"batch_size": 4, "block_size": 16}
-    speed = Speed([(3.0, 2.0), (3.1, 2.0), (3.0, 2.1)], [config, config])
+    speed = Speed([(3.0, 2.0), (9.0, 4.0), (4.0, 4.0)], [config, config])
     monkeypatch.setattr(compare, "measure_speed", lambda *_: speed)
     return tmp_path
 
