@@ -189,7 +189,8 @@ def explain_loss(state: Checkpoint, corpus: Corpus) -> list[str]:
     if state.val_loss > state.best_val_loss + 0.01:
         return [
             f"        The validation loss has risen to {state.val_loss:.4f} since then. If the "
-            "training loss\n        still falls, the model overfits: a longer text, more "
-            "--dropout or\n        --weight_decay, or a smaller --max_iters helps."
+            "training loss\n        still falls, the model overfits. What helps most: a longer "
+            "text, or --init_from\n        a model of a similar one; then more --dropout, and "
+            "fewer steps (--max_iters)."
         ]
     return []
