@@ -190,7 +190,6 @@ def explain_loss(state: Checkpoint, corpus: Corpus) -> list[str]:
         return [
             f"        The validation loss has risen to {state.val_loss:.4f} since then. If the "
             "training loss\n        still falls, the model overfits. What helps most: a longer "
-            "text, or --init_from\n        a model of a similar one; then more --dropout, and "
-            "fewer steps (--max_iters)."
+            "text, or --init_from\n        a model of a similar one; then more --dropout."
         ]
     return []
