@@ -12,15 +12,15 @@ shoot() { # FILE WIDTH,HEIGHT URL
     # Without WebGL, TensorBoard draws its lines as SVG, which a screenshot does not miss.
     chromium --headless --no-sandbox --disable-3d-apis --hide-scrollbars --window-size="$2" \
         --virtual-time-budget=20000 --screenshot="docs/$1" "$3"
-    python -c "import sys; from PIL import Image as I; I.open(sys.argv[1]).quantize(64).save(sys.argv[1])" "docs/$1"
+    python -c "import sys; from PIL import Image as I; I.open(sys.argv[1]).quantize(128).save(sys.argv[1])" "docs/$1"
 }
 
 python -m tests.benchmarks.chart "$run" docs/loss.svg docs/muon.svg
 if [ -n "$nanogpt" ]; then
     python -m tests.benchmarks.minute --nanogpt "$nanogpt" --seeds 1337 --chart docs/minute.svg
 fi
-python sample.py "$run" --max_new_tokens 250 --attention "$page"
-shoot attention.png 1100,1980 "file://$page"
+python sample.py "$run" --prompt "ROMEO:" --max_new_tokens 250 --attention "$page"
+shoot attention.png 1100,1900 "file://$page"
 
 tensorboard --logdir "$run" --port $port &
 trap 'kill $!; rm -r "$(dirname "$page")"' EXIT
