@@ -30,15 +30,14 @@ LEFT_OUT = {
 
 def commands() -> list[tuple[str, str]]:
     """(document, command), in the order in which they are read."""
-    documents = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-    return [
-        (document.name, line.strip())
-        for document in documents
-        if document.name != "experiments.md"
-        for block in re.findall(r"```sh\n(.*?)```", document.read_text("utf-8"), re.S)
-        for line in block.splitlines()
-        if line.strip() and not line.startswith("#")
-    ]
+    found = {}
+    for document in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        blocks = re.findall(r"```sh\n(.*?)```", document.read_text("utf-8"), re.S)
+        for line in "\n".join(blocks if document.name != "experiments.md" else []).splitlines():
+            command = line.partition("  #")[0].strip()
+            if command and not command.startswith("#"):
+                found.setdefault(command, document.name)  # a command that is named twice runs once
+    return [(document, command) for command, document in found.items()]
 
 
 def prepare(clone: Path) -> None:
