@@ -27,7 +27,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import mean, median, quantiles, stdev
-from typing import Any
+from typing import IO, Any
 
 import torch
 
@@ -37,7 +37,7 @@ from configs.training import TrainConfig, parse_train_command
 from data.corpus import DataConfig, open_corpus
 from model.system.device import training_machine
 from model.system.errors import AbortError, UserError, report_errors
-from model.system.files import atomic_write
+from model.system.files import atomic_write, lock_run_dir
 from model.system.processes import Processes
 from tests.benchmarks.peer import ROOT
 
@@ -47,7 +47,9 @@ SAME_SPEED = 0.03  # speeds that differ by less are equal
 BUSY = 0.06  # a larger difference between the quartiles of the rounds: something else is running
 LOSS_PER_LN_TIME = 0.08  # nats: e times the time lowers the default run's loss by about this
 SMALL = 0.01  # nats
-PER_VARIANT = ("network", "seed", "out_dir", "resume", "minutes")  # not for the user to give
+# Not for the user to give: what compare decides, what ends a run early or by the clock, and weights
+# that may have been trained on the text that validates here.
+REFUSED = ("seed", "out_dir", "minutes", "patience", "init_from")
 OF_BOTH = ("data", "encoding", "val_fraction", "val_split", "max_iters")  # not for one alone
 # Quantiles of Student's t by degrees of freedom: 0.975 for the interval, 0.8 for the power.
 STUDENT_T = {
@@ -69,6 +71,7 @@ class Difference:
     low: float
     high: float
     deviation: float  # standard deviation of a single loss, pooled over A and B
+    of_speed: float  # the part of the standard error that is that of the speeds
     seeds: int
     is_same: bool  # with every seed, A and B have the same loss
 
@@ -83,10 +86,12 @@ def difference(
     """
     seeds = len(losses_a)
     deviation = math.hypot(stdev(losses_a), stdev(losses_b)) / math.sqrt(2)
-    error = math.hypot(deviation * math.sqrt(2 / seeds), LOSS_PER_LN_TIME * speed_error)
+    of_speed = LOSS_PER_LN_TIME * speed_error
+    error = math.hypot(deviation * math.sqrt(2 / seeds), of_speed)
     value, half_width = mean(losses_a) - mean(losses_b), student_t(2 * seeds - 2)[0] * error
     is_same = losses_a == losses_b
-    return Difference(value, value - half_width, value + half_width, deviation, seeds, is_same)
+    interval = (value - half_width, value + half_width)
+    return Difference(value, *interval, deviation, of_speed, seeds, is_same)
 
 
 def student_t(freedom: int) -> tuple[float, float]:
@@ -110,6 +115,8 @@ def answer(found: Difference, a: str, b: str) -> str:
         return f"{a} is {'worse' if found.low > 0 else 'better'}."
     if found.low > -SMALL and found.high < SMALL:
         return f"No difference larger than {SMALL} in either direction."
+    if found.of_speed > found.deviation * math.sqrt(2 / found.seeds):
+        return "The speeds are too uncertain to tell. Start again with nothing else running."
     sizes = [f"{size} needs {seeds_needed(size, found.deviation)}" for size in (0.015, 0.01, 0.005)]
     return (
         f"{found.seeds} seeds do not tell. With this spread of losses (standard deviation "
@@ -133,10 +140,11 @@ def make_variant(network: str, common: list[str], own: list[str], sha256: str) -
     """Raises UserError for flags that train.py would refuse, or that make no comparison."""
     command = parse_train_command([*common, *own])
     own_keys = parse_train_command(own).given.keys()
-    for key in sorted(own_keys & set(OF_BOTH)) + [
-        key for key in PER_VARIANT if key in command.given
-    ]:
-        raise UserError(f"--{key} cannot be given here. See the first lines of compare.py.")
+    wrong = [key for key in REFUSED if key in command.given] + sorted(own_keys & set(OF_BOTH))
+    wrong += ["resume"] if command.resume is not None else []
+    wrong += ["teacher"] if command.given.get("teacher", "own") not in ("own", "none") else []
+    if wrong:
+        raise UserError(f"{wrong[0]} cannot be given here. See the first lines of compare.py.")
     settings = {
         key: value for key, value in command.given.items() if key not in ("data", "encoding")
     }
@@ -171,24 +179,33 @@ def copy_source(folder: Path) -> None:
         shutil.copytree(ROOT / part, folder / part, ignore=ignore)
 
 
-def start(source: Path, mode: str, flags: tuple[str, ...], **more: Any) -> subprocess.Popen:
-    """Start compare_child.py with the modules in `source`."""
+def start(
+    source: Path, mode: str, flags: tuple[str, ...], errors: IO[str], **pipes: int
+) -> subprocess.Popen:
+    """Start compare_child.py with the modules in `source`.
+
+    Standard error goes to the file `errors`: a pipe that nobody reads would fill.
+    """
     script = Path(__file__).with_name("compare_child.py")
     command = [sys.executable, "-P", str(script), mode, *flags]
-    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    environment = os.environ | {"PYTHONPATH": str(source)}
-    return subprocess.Popen(command, env=environment, text=True, encoding="utf-8", **pipes)
+    paths = filter(None, [str(source), os.environ.get("PYTHONPATH")])
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+    return subprocess.Popen(
+        command, env=environment, text=True, encoding="utf-8", stderr=errors, **pipes
+    )
 
 
-def require_success(process: subprocess.Popen, stderr: str) -> None:
+def require_success(process: subprocess.Popen, name: str, errors: IO[str], source: Path) -> None:
     """Pass on an error: a traceback as it is, otherwise the last line on standard error."""
     if not process.returncode:
         return
-    if "Traceback" in stderr:
-        sys.stderr.write(stderr)
-    lines = stderr.strip().splitlines() or [f"a run ended with status {process.returncode}."]
+    errors.seek(0)
+    text = errors.read().replace(str(source), str(ROOT))
+    if "Traceback" in text:
+        sys.stderr.write(text)
+    lines = text.strip().splitlines() or [f"the run ended with status {process.returncode}."]
     error = UserError if process.returncode == 2 else AbortError
-    raise error(lines[-1].removeprefix("error: "))
+    raise error(f"{name}: {lines[-1].removeprefix('error: ')}")
 
 
 def is_current(run_dir: Path, inputs: dict[str, Any], source: Path) -> bool:
@@ -212,8 +229,14 @@ def train(variant: Variant, seed: int, text: Path, source: Path) -> dict[str, An
     if not is_current(run_dir, variant.inputs, source):
         shutil.rmtree(run_dir, ignore_errors=True)
         flags = ("--data", str(text), "--encoding", "utf-8", "--seed", str(seed))
-        process = start(source, "train", (*variant.flags, *flags, "--out_dir", str(run_dir)))
-        require_success(process, process.communicate()[1])
+        flags = (*variant.flags, *flags, "--out_dir", str(run_dir))
+        with tempfile.TemporaryFile("w+", encoding="utf-8") as errors:
+            process = start(source, "train", flags, errors, stdout=subprocess.DEVNULL)
+            try:
+                process.wait()
+            finally:
+                process.wait()  # after Ctrl-C, which the run has also received, it saves
+            require_success(process, variant.name, errors, source)
         with atomic_write(run_dir / "inputs.json") as file:  # last: the run is finished
             file.write(json.dumps(variant.inputs, indent=2).encode())
     summary = json.loads((run_dir / "summary.json").read_text("utf-8"))
@@ -264,15 +287,20 @@ class Speed:
         """The standard error of ln of the ratio."""
         return stdev(map(math.log, self.ratios)) / math.sqrt(len(self.ratios))
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether the rounds differ too much."""
+        lower, _, upper = quantiles(self.ratios, n=4)
+        return upper / lower - 1 > BUSY
+
     def describe(self, a: str, b: str) -> str:
         """The ratio and its range for a person."""
         ratios = self.ratios
-        lower, _, upper = quantiles(ratios, n=4)
         lines = [
             f"speed: {a} makes {median(ratios):.3f} times as many steps a second as {b} "
             f"({min(ratios):.3f} to {max(ratios):.3f} in {len(ratios)} rounds)"
         ]
-        if upper / lower - 1 > BUSY:
+        if self.is_busy:
             lines.append("warning: the rounds differ too much. Is something else running?")
         return "\n".join(lines)
 
@@ -283,23 +311,26 @@ def paced_run(
 ) -> Iterator[Callable[[], float]]:
     """A training that makes a round of steps when it is called. It returns steps a second."""
     flags = (*variant.flags, "--data", str(text), "--encoding", "utf-8", "--out_dir", str(out_dir))
-    process = start(source, f"pace={ROUND_SECONDS}", flags)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as errors:
+        process = start(source, f"pace={ROUND_SECONDS}", flags, errors, **pipes)
 
-    def make_round() -> float:
-        if process.poll() is None:
-            process.stdin.write("\n")
-            process.stdin.flush()
-        for line in process.stdout:
-            if line.startswith("steps a second: "):
-                return float(line.split()[-1])
-        require_success(process, process.communicate()[1])
-        raise AbortError("the run that is timed has ended.")
+        def make_round() -> float:
+            if process.poll() is None:
+                process.stdin.write("\n")
+                process.stdin.flush()
+            for line in process.stdout:
+                if line.startswith("steps a second: "):
+                    return float(line.split()[-1])
+            process.wait()
+            require_success(process, variant.name, errors, source)
+            raise AbortError(f"{variant.name}: the run that is timed has ended.")
 
-    try:
-        yield make_round
-    finally:
-        process.kill()
-        process.communicate()
+        try:
+            yield make_round
+        finally:
+            process.kill()
+            process.communicate()
 
 
 def measure_speed(a: Variant, b: Variant, text: Path, source: Path) -> Speed:
@@ -320,8 +351,9 @@ def measure_speed(a: Variant, b: Variant, text: Path, source: Path) -> Speed:
         rounds = [[make_round() for make_round in runs] for _ in range(ROUNDS + 1)][1:]
         configs = [tomllib.loads((folder / name / "config.toml").read_text()) for name in "ab"]
     speed = Speed(rounds, configs)
-    with atomic_write(path) as file:
-        file.write(json.dumps(asdict(speed) | {"of": measured}).encode())
+    if not speed.is_busy:
+        with atomic_write(path) as file:
+            file.write(json.dumps(asdict(speed) | {"of": measured}).encode())
     return speed
 
 
@@ -334,14 +366,13 @@ def main(argv: list[str]) -> None:
     args, common, own = parse(argv)
     corpus_config = make_groups(TrainConfig, parse_train_command(common).given)["corpus"]
     FOLDER.mkdir(parents=True, exist_ok=True)
-    text = (FOLDER / "text.txt").absolute()
-    sha256 = write_training_part(corpus_config, text)
-    a, b = map(make_variant, args.networks, (common, common), own, (sha256, sha256))
-    if a.name == b.name:
-        raise UserError(f"both are {a.name}. Change one of them with --a.KEY VALUE.")
-    with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder)
+    with lock_run_dir(FOLDER), tempfile.TemporaryDirectory() as folder:
+        source, text = Path(folder), (FOLDER / "text.txt").absolute()
         copy_source(source)
+        sha256 = write_training_part(corpus_config, text)
+        a, b = map(make_variant, args.networks, (common, common), own, (sha256, sha256))
+        if a.name == b.name:
+            raise UserError(f"both are {a.name}. Change one of them with --a.KEY VALUE.")
         speed = measure_speed(a, b, text, source)
         print(speed.describe(a.name, b.name))
         variants = [a, b]
@@ -379,6 +410,9 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str], tuple[list[st
     for word in words:
         if word.startswith("--"):
             whose = word[2] if word.startswith(("--a.", "--b.")) else ""
+        if word.endswith(".toml"):
+            flags[""].insert(0, word)  # a preset is of both
+            continue
         flags[whose].append(re.sub("^--[ab][.]", "--", word))
     return args, flags[""], (flags["a"], flags["b"])
 

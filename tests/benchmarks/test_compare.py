@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from data.corpus import DataConfig, open_corpus
+from model.system.files import lock_run_dir
 from tests.benchmarks import compare
 from tests.benchmarks.compare import SMALL, Speed, answer, difference, seeds_needed
 from tests.conftest import LINES, ROOT, TINY
@@ -57,6 +58,7 @@ def test_the_answer_says_what_the_interval_allows():
     one, another = [1.426, 1.43, 1.434], [1.42, 1.424, 1.428]
     assert answer(difference(one, another), "a", "b").startswith("3 seeds do not tell")
     assert answer(difference(another, one), "a", "b").startswith("3 seeds do not tell")
+    assert "speeds are too uncertain" in answer(difference(one, another, 0.1), "a", "b")
 
 
 @pytest.fixture
@@ -124,6 +126,7 @@ def test_what_changes_no_weight_is_the_same_bit_for_bit(
 def test_the_speed_is_measured_in_turn_and_kept(elsewhere, text_file, monkeypatch):
     monkeypatch.setattr(compare, "ROUNDS", 3)
     monkeypatch.setattr(compare, "ROUND_SECONDS", 0.1)
+    monkeypatch.setattr(compare, "BUSY", -1)  # every machine is too busy: nothing is kept
     compare.FOLDER.mkdir(parents=True)
     flags = [*TINY, "--teacher=own"]
     a, b = (compare.make_variant(name, flags, [], "") for name in ("gpt", "quill"))
@@ -131,10 +134,44 @@ def test_the_speed_is_measured_in_turn_and_kept(elsewhere, text_file, monkeypatc
     source.mkdir()
     compare.copy_source(source)
     speed = compare.measure_speed(a, b, text_file, source)
+    assert speed.is_busy
+    assert not list(compare.FOLDER.iterdir())
+    monkeypatch.setattr(compare, "BUSY", 1e9)
+    speed = compare.measure_speed(a, b, text_file, source)
     assert len(speed.rounds) == 3
     assert all(value > 0 for pair in speed.rounds for value in pair)
     assert [config["network"] for config in speed.configs] == ["gpt", "quill"]
     assert compare.measure_speed(a, b, text_file, source).rounds == speed.rounds
+
+
+def test_an_error_of_a_run_names_it_and_its_file(copied_tree, text_file, capsys):
+    network = copied_tree / "model/networks/gpt.py"
+    old = "    def forward(self, ids_BT"
+    text = network.read_text()
+    assert text.count(old) == 1
+    network.write_text(text.replace(old, "    def forward(self, x, ids_BT"))
+    flags = [f"--data={text_file}", *TINY, "--max_iters=2"]
+    assert compare.main(["gpt", "quill", *flags]) == 1
+    error = capsys.readouterr().err
+    assert str(network) in error or str(copied_tree / "train.py") in error
+    assert error.splitlines()[-1].startswith("error: gpt: TypeError")
+
+
+def test_two_comparisons_at_once_are_refused(text_file, capsys):
+    compare.FOLDER.mkdir(parents=True)
+    with lock_run_dir(compare.FOLDER):
+        assert compare.main(["gpt", "quill", f"--data={text_file}"]) == 2
+    assert "another process" in capsys.readouterr().err
+
+
+def test_a_preset_is_of_both_wherever_it_stands(tmp_path):
+    preset = tmp_path / "p.toml"
+    preset.write_text('network = "gpt"\nn_embd = 8\n')
+    _, common, own = compare.parse(["gpt", "quill", "--a.dropout", "0.1", str(preset)])
+    a, b = (compare.make_variant("gpt", common, flags, "") for flags in own)
+    assert a.inputs["settings"]["n_embd"] == b.inputs["settings"]["n_embd"] == 8
+    assert "dropout" in a.inputs["settings"]
+    assert "dropout" not in b.inputs["settings"]
 
 
 @pytest.mark.parametrize(
@@ -142,9 +179,13 @@ def test_the_speed_is_measured_in_turn_and_kept(elsewhere, text_file, monkeypatc
     [
         ("gpt gpt", "both are gpt"),
         ("gpt quill --seeds 1", "seeds is 1"),
-        ("gpt quill --minutes 3", "--minutes cannot be given"),
-        ("gpt quill --a.data x.txt", "--data cannot be given"),
-        ("gpt quill --b.max_iters 3", "--max_iters cannot be given"),
+        ("gpt quill --minutes 3", "minutes cannot be given"),
+        ("gpt quill --patience 3", "patience cannot be given"),
+        ("gpt quill --init_from x.pt", "init_from cannot be given"),
+        ("gpt quill --teacher x.pt", "teacher cannot be given"),
+        ("gpt quill --resume x", "resume cannot be given"),
+        ("gpt quill --a.data x.txt", "data cannot be given"),
+        ("gpt quill --b.max_iters 3", "max_iters cannot be given"),
         ("gpt nothing", "nothing"),
         ("gpt quill --lerning_rate 3", "unknown key"),
     ],
