@@ -234,8 +234,9 @@ def train(variant: Variant, seed: int, text: Path, source: Path) -> dict[str, An
             process = start(source, "train", flags, errors, stdout=subprocess.DEVNULL)
             try:
                 process.wait()
-            finally:
-                process.wait()  # after Ctrl-C, which the run has also received, it saves
+            except KeyboardInterrupt:
+                process.wait()  # the run has also received it, and saves
+                raise
             require_success(process, variant.name, errors, source)
         with atomic_write(run_dir / "inputs.json") as file:  # last: the run is finished
             file.write(json.dumps(variant.inputs, indent=2).encode())

@@ -93,6 +93,7 @@ def test_compare_runs_again_only_what_has_changed(copied_tree, text_file, capsys
     assert sorted(first) == sorted(f"{name}/seed-{seed}" for name in names for seed in (1, 2))
     longer = (compare.FOLDER / names[2] / "seed-1/config.toml").read_text()
     assert "max_iters = 6\n" in longer
+    assert "seed = 2\n" in (compare.FOLDER / "gpt/seed-2/config.toml").read_text()
 
     # It trains on the training text alone.
     corpus = open_corpus(DataConfig((str(text_file),), val_fraction=0.2))
@@ -157,7 +158,8 @@ def test_an_error_of_a_run_names_it_and_its_file(copied_tree, text_file, capsys)
     assert error.splitlines()[-1].startswith("error: gpt: TypeError")
 
 
-def test_two_comparisons_at_once_are_refused(text_file, capsys):
+def test_two_comparisons_at_once_are_refused(text_file, capsys, monkeypatch):
+    monkeypatch.setattr(compare, "measure_speed", lambda *_: pytest.fail("was not refused"))
     compare.FOLDER.mkdir(parents=True)
     with lock_run_dir(compare.FOLDER):
         assert compare.main(["gpt", "quill", f"--data={text_file}"]) == 2
@@ -190,7 +192,10 @@ def test_a_preset_is_of_both_wherever_it_stands(tmp_path):
         ("gpt quill --lerning_rate 3", "unknown key"),
     ],
 )
-def test_a_comparison_that_makes_no_sense_is_refused(flags, message, text_file, capsys):
+def test_a_comparison_that_makes_no_sense_is_refused(
+    flags, message, text_file, capsys, monkeypatch
+):
+    monkeypatch.setattr(compare, "measure_speed", lambda *_: pytest.fail("was not refused"))
     assert compare.main([*flags.split(), f"--data={text_file}"]) == 2
     error = capsys.readouterr().err
     assert message in error
