@@ -59,7 +59,10 @@ def require_consistent(config: GPTConfig) -> None:
     for field in fields(config):
         value = getattr(config, field.name)
         if value != field.default and field.name not in known:
-            raise UserError(f"{field.name} is {value}, but the network {config.network} has none.")
+            raise UserError(
+                f"{field.name} is {value}, but it is not in the settings of the network "
+                f"{config.network} (model/networks/{config.network}.py)."
+            )
     if not has_even_heads(config):
         heads, n_embd = count_heads(config), config.n_embd
         widths = range(max(2, n_embd - 2 * heads), n_embd + 2 * heads + 1)

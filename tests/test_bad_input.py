@@ -93,7 +93,7 @@ CASES = [
     ("train.py --minutes 1 --lr_decay_iters 9", "minutes is 1", "--lr_decay_iters 0"),
     ("train.py --resume runs/it --teacher own", "teacher cannot be changed"),
     ("train.py --min_lr 1e-4", "min_lr is 0.0001. It needs --lr_decay_iters"),
-    ("train.py --bias", "bias is True, but the network quill has none"),
+    ("train.py --bias", "bias is True, but it is not in the settings of the network quill"),
     ("train.py --network missing", "network is 'missing'", "gpt, quill"),
     ("sample.py --attention runs/it/best.pt", "runs/it/best.pt", "Name an .html file"),
     ("sample.py --attention missing/page.html", "missing/page.html", "in a folder that exists"),

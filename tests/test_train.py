@@ -27,6 +27,7 @@ from configs.training import TrainConfig
 from data.corpus import DataConfig, open_corpus
 from model import checkpoint
 from model.network import GPTConfig, make_network
+from model.networks import gpt
 from model.networks.quill import GPT
 from model.optim import OptimConfig
 from model.system.device import Machine, seed_all
@@ -245,6 +246,14 @@ def test_samples_before_the_last_are_shorter_on_a_gpu(tiny, monkeypatch):
     monkeypatch.setattr(Machine, "synchronize", lambda _: None)
     assert tiny(f"{STEPS} --out_dir=on_gpu") == 0
     assert lengths == [6, 6, 3, 6]
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_run_says_if_its_network_looks_ahead(tiny, monkeypatch, capsys, causal):
+    attend = gpt.attend
+    monkeypatch.setattr(gpt, "attend", lambda *qkv, **rest: attend(*qkv, causal=causal))
+    assert tiny("--network=gpt --max_iters=2") == 0
+    assert ("the network gpt looks ahead" in capsys.readouterr().err) == (not causal)
 
 
 def test_a_step_takes_few_operations(tiny, monkeypatch):

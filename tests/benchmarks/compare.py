@@ -5,7 +5,7 @@
 
 The first network is A, the second is B. Flags of train.py go to both, --a.KEY and --b.KEY to one of
 them. No run reads the validation text: it is cut off first, and the rest is split again in the same
-way. Runs are kept in runs/compare. The same command goes on where it was stopped; it makes a run
+way. Finished runs are kept in runs/compare. The same command goes on after them; it makes a run
 again if something that it depends on has changed. --chart FILE.svg draws the curves.
 
 Equal time: both are timed in turn before all runs, and A also gets as many steps as it can make in
@@ -46,6 +46,7 @@ ROUNDS, ROUND_SECONDS = 7, 5.0
 SAME_SPEED = 0.03  # speeds that differ by less are equal
 BUSY = 0.06  # a larger difference between the quartiles of the rounds: something else is running
 LOSS_PER_LN_TIME = 0.08  # nats: e times the time lowers the default run's loss by about this
+FEW_STEPS = 500  # below, time is worth several times as much: 0.3 nats at 100 steps
 SMALL = 0.01  # nats
 # Not for the user to give: what compare decides, what ends a run early or by the clock, and weights
 # that may have been trained on the text that validates here.
@@ -163,17 +164,24 @@ def make_variant(network: str, common: list[str], own: list[str], sha256: str) -
 
 
 def write_training_part(config: DataConfig, path: Path) -> str:
-    """Write the text without its validation text to `path`. Returns its SHA-256."""
+    """Write the text without its validation text to `path`. Returns its SHA-256.
+
+    Says why the part of it that validates may mislead.
+    """
     corpus = open_corpus(config)
     ids_N = corpus.to_model_ids[corpus.ids_N[: corpus.train_chars]]
     with atomic_write(path) as file:
         file.write("".join(map(corpus.tokenizer.vocab.__getitem__, ids_N.tolist())).encode())
-    return open_corpus(DataConfig(data=(str(path),))).sha256
+    part = open_corpus(replace(config, data=(str(path),), encoding="utf-8"))
+    for sentence in filter(None, part.findings):
+        print(f"warning: {sentence}")
+    return part.sha256
 
 
 def copy_source(folder: Path) -> None:
     """Copy what a run needs, so that edits during the comparison change nothing."""
-    shutil.copy(ROOT / "train.py", folder)
+    for path in ROOT.glob("*.py"):
+        shutil.copy(path, folder)
     for part in ("model", "configs", "data"):
         ignore = shutil.ignore_patterns("*.txt*", "__pycache__")
         shutil.copytree(ROOT / part, folder / part, ignore=ignore)
@@ -214,13 +222,22 @@ def is_current(run_dir: Path, inputs: dict[str, Any], source: Path) -> bool:
         return False
     kept = json.loads((run_dir / "inputs.json").read_text("utf-8"))
     changed = [key for key in inputs if kept.get(key) != inputs[key]]
-    for path in sorted((run_dir / "source").rglob("*.py")):
-        now = source / path.relative_to(run_dir / "source")
-        if not now.exists() or now.read_bytes() != path.read_bytes():
-            changed.append(now.relative_to(source).as_posix())
+    changed += changed_files(read_source(run_dir / "source"), source)
     if changed:
         print(f"{run_dir} is made again, since this changed: {', '.join(changed)}", flush=True)
     return not changed
+
+
+def read_source(folder: Path) -> dict[str, str]:
+    """The source files that a run has kept, by their paths in the repository."""
+    paths = sorted(folder.rglob("*.py"))
+    return {path.relative_to(folder).as_posix(): path.read_text("utf-8") for path in paths}
+
+
+def changed_files(kept: dict[str, str], source: Path) -> list[str]:
+    """Those of the kept source files that are now missing or different."""
+    now = read_source(source)
+    return [name for name, text in kept.items() if now.get(name) != text]
 
 
 def train(variant: Variant, seed: int, text: Path, source: Path) -> dict[str, Any]:
@@ -238,6 +255,10 @@ def train(variant: Variant, seed: int, text: Path, source: Path) -> dict[str, An
                 process.wait()  # the run has also received it, and saves
                 raise
             require_success(process, variant.name, errors, source)
+            errors.seek(0)
+            if seed == 1:
+                warnings = [line for line in errors if line.startswith("warning: ")]
+                print("".join(dict.fromkeys(warnings)), end="")
         with atomic_write(run_dir / "inputs.json") as file:  # last: the run is finished
             file.write(json.dumps(variant.inputs, indent=2).encode())
     summary = json.loads((run_dir / "summary.json").read_text("utf-8"))
@@ -302,7 +323,15 @@ class Speed:
             f"({min(ratios):.3f} to {max(ratios):.3f} in {len(ratios)} rounds)"
         ]
         if self.is_busy:
-            lines.append("warning: the rounds differ too much. Is something else running?")
+            lines.append(
+                "warning: the rounds differ too much. Is something else running? To measure again, "
+                f"delete {FOLDER / f'{a} - {b}.json'}"
+            )
+        if min(config["max_iters"] for config in self.configs) < FEW_STEPS:
+            lines.append(
+                f"warning: in runs of fewer than {FEW_STEPS} steps, the interval for equal time is "
+                "too narrow."
+            )
         return "\n".join(lines)
 
 
@@ -336,11 +365,11 @@ def paced_run(
 
 def measure_speed(a: Variant, b: Variant, text: Path, source: Path) -> Speed:
     """Both in turn, after a round to warm up. It is kept for a second start."""
-    files = {str(p.relative_to(source)): p.read_text("utf-8") for p in source.rglob("*.py")}
-    measured = {"a": a.inputs, "b": b.inputs, "files": files}
-    path = FOLDER / f"{a.name} - {b.name}.json"
-    if path.exists() and (kept := json.loads(path.read_text("utf-8"))).pop("of") == measured:
-        return Speed(**kept)
+    path, inputs = FOLDER / f"{a.name} - {b.name}.json", [a.inputs, b.inputs]
+    if path.exists():
+        kept = json.loads(path.read_text("utf-8"))
+        if kept["inputs"] == inputs and not changed_files(kept["files"], source):
+            return Speed(kept["rounds"], kept["configs"])
     seconds = 2 * (ROUNDS + 1) * ROUND_SECONDS + 10
     print(f"speed: takes {seconds:.0f} s or more. Nothing else should run now.", flush=True)
     with ExitStack() as stack:
@@ -351,10 +380,10 @@ def measure_speed(a: Variant, b: Variant, text: Path, source: Path) -> Speed:
         ]
         rounds = [[make_round() for make_round in runs] for _ in range(ROUNDS + 1)][1:]
         configs = [tomllib.loads((folder / name / "config.toml").read_text()) for name in "ab"]
+        files = read_source(folder / "a/source") | read_source(folder / "b/source")
     speed = Speed(rounds, configs)
-    if not speed.is_busy:
-        with atomic_write(path) as file:
-            file.write(json.dumps(asdict(speed) | {"of": measured}).encode())
+    with atomic_write(path) as file:
+        file.write(json.dumps(asdict(speed) | {"inputs": inputs, "files": files}).encode())
     return speed
 
 
@@ -406,6 +435,10 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str], tuple[list[st
     args, words = parser.parse_known_args(argv)
     if args.seeds < 2:
         raise UserError(f"seeds is {args.seeds}. An interval needs two or more.")
+    if args.chart and (not args.chart.endswith(".svg") or not Path(args.chart).parent.is_dir()):
+        raise UserError(f"chart is {args.chart}. It must be an .svg file in an existing folder.")
+    if any(re.match("--([ab][.])?network(=|$)", word) for word in words):
+        raise UserError("the two networks stand before the flags, without --network.")
     flags = {"": [], "a": [], "b": []}
     whose = ""
     for word in words:

@@ -1,8 +1,9 @@
 """A training that compare.py has started, with the modules of PYTHONPATH.
 
-`compare_child.py train FLAGS` trains, and then copies its source files into the run's directory.
+`compare_child.py train FLAGS` trains.
 `compare_child.py pace=SECONDS FLAGS` makes steps for so long each time that it reads a line, and
-prints steps a second. It does not evaluate.
+prints steps a second. It does not evaluate. Both copy their source files into the run's directory.
+A network that looks ahead is refused.
 """
 
 import shutil
@@ -13,6 +14,8 @@ from pathlib import Path
 import torch
 
 import train
+from model.generate import looks_ahead
+from model.system.errors import UserError
 
 
 def copy_source(run_dir: Path) -> None:
@@ -26,7 +29,17 @@ def copy_source(run_dir: Path) -> None:
             shutil.copy(path, copy)
 
 
-def pace(round_seconds: float) -> None:
+def refuse_to_look_ahead(model: torch.nn.Module) -> bool:
+    """Instead of train.py's warning: the loss of such a network would be the best of all."""
+    if looks_ahead(model):
+        raise UserError(
+            "the network looks ahead: its logits depend on later characters, so its loss means "
+            "nothing."
+        )
+    return False
+
+
+def pace(round_seconds: float, run_dir: Path) -> None:
     """Let train.py wait for a line before each round. The run never ends."""
     first_step, start_time = None, 0.0
 
@@ -39,6 +52,8 @@ def pace(round_seconds: float) -> None:
         if first_step is not None and state.step > first_step:
             speed = (state.step - first_step) / (time.perf_counter() - start_time)
             print(f"steps a second: {speed}", flush=True)
+        if first_step is None:
+            copy_source(run_dir)
         if first_step is None or state.step > first_step:
             sys.stdin.readline()
             first_step, start_time = state.step, time.perf_counter()
@@ -55,9 +70,11 @@ def pace(round_seconds: float) -> None:
 
 if __name__ == "__main__":
     mode, flags = sys.argv[1], sys.argv[2:]
+    run_dir = Path(flags[-1])
+    train.looks_ahead = refuse_to_look_ahead
     if mode != "train":
-        pace(float(mode.removeprefix("pace=")))
+        pace(float(mode.removeprefix("pace=")), run_dir)
     status = train.main(flags)
     if status == 0:
-        copy_source(Path(flags[-1]))
+        copy_source(run_dir)
     sys.exit(status)

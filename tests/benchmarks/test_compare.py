@@ -127,7 +127,6 @@ def test_what_changes_no_weight_is_the_same_bit_for_bit(
 def test_the_speed_is_measured_in_turn_and_kept(elsewhere, text_file, monkeypatch):
     monkeypatch.setattr(compare, "ROUNDS", 3)
     monkeypatch.setattr(compare, "ROUND_SECONDS", 0.1)
-    monkeypatch.setattr(compare, "BUSY", -1)  # every machine is too busy: nothing is kept
     compare.FOLDER.mkdir(parents=True)
     flags = [*TINY, "--teacher=own"]
     a, b = (compare.make_variant(name, flags, [], "") for name in ("gpt", "quill"))
@@ -135,14 +134,15 @@ def test_the_speed_is_measured_in_turn_and_kept(elsewhere, text_file, monkeypatc
     source.mkdir()
     compare.copy_source(source)
     speed = compare.measure_speed(a, b, text_file, source)
-    assert speed.is_busy
-    assert not list(compare.FOLDER.iterdir())
-    monkeypatch.setattr(compare, "BUSY", 1e9)
-    speed = compare.measure_speed(a, b, text_file, source)
     assert len(speed.rounds) == 3
     assert all(value > 0 for pair in speed.rounds for value in pair)
     assert [config["network"] for config in speed.configs] == ["gpt", "quill"]
-    assert compare.measure_speed(a, b, text_file, source).rounds == speed.rounds
+    networks = source / "model/networks"
+    (networks / "other.py").write_text("# of another comparison\n")
+    kept = compare.measure_speed(a, b, text_file, source).rounds
+    assert [tuple(pair) for pair in kept] == [tuple(pair) for pair in speed.rounds]
+    (networks / "gpt.py").write_text((networks / "gpt.py").read_text() + "# edited\n")
+    assert compare.measure_speed(a, b, text_file, source).rounds != kept
 
 
 def test_an_error_of_a_run_names_it_and_its_file(copied_tree, text_file, capsys):
@@ -156,6 +156,30 @@ def test_an_error_of_a_run_names_it_and_its_file(copied_tree, text_file, capsys)
     error = capsys.readouterr().err
     assert str(network) in error or str(copied_tree / "train.py") in error
     assert error.splitlines()[-1].startswith("error: gpt: TypeError")
+
+
+def test_a_network_that_looks_ahead_is_refused(copied_tree, text_file, capsys):
+    network = copied_tree / "model/networks/gpt.py"
+    old = "causal=True"
+    assert network.read_text().count(old) == 1
+    network.write_text(network.read_text().replace(old, "causal=False"))
+    flags = [f"--data={text_file}", *TINY, "--max_iters=2"]
+    assert compare.main(["gpt", "quill", *flags]) == 2
+    assert "error: gpt: the network looks ahead" in capsys.readouterr().err
+
+
+def test_warnings_of_runs_and_of_the_text_are_shown(copied_tree, text_file, capsys):
+    network = copied_tree / "model/networks/gpt.py"
+    old = "torch.arange(start, start + T"
+    assert network.read_text().count(old) == 1
+    network.write_text(network.read_text().replace(old, "torch.arange(0, T"))
+    text_file.write_text(3 * LINES)
+    flags = [f"--data={text_file}", *TINY, "--max_iters=2", "--seeds=2"]
+    assert compare.main(["gpt", "quill", *flags]) == 0
+    output = capsys.readouterr().out
+    runs = ("gpt", "gpt, equal time")
+    assert output.count("the cache of the network gpt changes its logits") == len(runs)
+    assert output.count("word for word in the training text") == 1
 
 
 def test_two_comparisons_at_once_are_refused(text_file, capsys, monkeypatch):
@@ -188,6 +212,9 @@ def test_a_preset_is_of_both_wherever_it_stands(tmp_path):
         ("gpt quill --resume x", "resume cannot be given"),
         ("gpt quill --a.data x.txt", "data cannot be given"),
         ("gpt quill --b.max_iters 3", "max_iters cannot be given"),
+        ("gpt gpt --b.network quill", "without --network"),
+        ("gpt quill --network=gpt", "without --network"),
+        ("gpt quill --chart curves.png", "chart is curves.png"),
         ("gpt nothing", "nothing"),
         ("gpt quill --lerning_rate 3", "unknown key"),
     ],
