@@ -368,7 +368,7 @@ def measure_speed(a: Variant, b: Variant, text: Path, source: Path) -> Speed:
     path, inputs = FOLDER / f"{a.name} - {b.name}.json", [a.inputs, b.inputs]
     if path.exists():
         kept = json.loads(path.read_text("utf-8"))
-        if kept["inputs"] == inputs and not changed_files(kept["files"], source):
+        if kept.get("inputs") == inputs and not changed_files(kept["files"], source):
             return Speed(kept["rounds"], kept["configs"])
     seconds = 2 * (ROUNDS + 1) * ROUND_SECONDS + 10
     print(f"speed: takes {seconds:.0f} s or more. Nothing else should run now.", flush=True)

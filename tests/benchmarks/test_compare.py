@@ -145,6 +145,15 @@ def test_the_speed_is_measured_in_turn_and_kept(elsewhere, text_file, monkeypatc
     assert compare.measure_speed(a, b, text_file, source).rounds != kept
 
 
+@pytest.mark.parametrize("faster", [1.0, 1.05, 1.08, 2.0])
+@pytest.mark.parametrize("max_iters", [499, 500])
+def test_what_makes_equal_time_uncertain_is_said(faster, max_iters):
+    speed = Speed([(1.0, 1.0), (faster, 1.0)] * 4, [{"max_iters": max_iters}] * 2)
+    said = speed.describe("gpt", "quill")
+    assert ("differ too much" in said) == (faster > 1.06)
+    assert ("too narrow" in said) == (max_iters < 500)
+
+
 def test_an_error_of_a_run_names_it_and_its_file(copied_tree, text_file, capsys):
     network = copied_tree / "model/networks/gpt.py"
     old = "    def forward(self, ids_BT"
