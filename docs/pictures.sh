@@ -1,10 +1,8 @@
 #!/usr/bin/env bash
-# Make the pictures of the documents, with Chromium: bash docs/pictures.sh runs/NAME [NANOGPT_DIR]
-# minute.svg is a timed run of the benchmark; without a clone of karpathy/nanoGPT it stays as it is.
+# Make the pictures of the documents, with Chromium: bash docs/pictures.sh runs/NAME
 set -euo pipefail
 cd "$(dirname "$0")/.."
-run=${1:?"usage: bash docs/pictures.sh runs/NAME [NANOGPT_DIR]"}
-nanogpt=${2:-}
+run=${1:?"usage: bash docs/pictures.sh runs/NAME"}
 page=$(mktemp -d)/page.html
 port=6017
 
@@ -16,9 +14,6 @@ shoot() { # FILE WIDTH,HEIGHT URL
 }
 
 python -m tests.benchmarks.chart "$run" docs/loss.svg docs/muon.svg
-if [ -n "$nanogpt" ]; then
-    python -m tests.benchmarks.minute --nanogpt "$nanogpt" --seeds 1337 --chart docs/minute.svg
-fi
 python sample.py "$run" --prompt "ROMEO:" --max_new_tokens 250 --attention "$page"
 shoot attention.png 1100,1900 "file://$page"
 
