@@ -39,7 +39,6 @@ from data.corpus import Corpus, open_corpus
 from data.reader import is_stream
 from model import checkpoint
 from model.checkpoint import Checkpoint
-from model.generate import looks_ahead
 from model.optim import learning_rate
 from model.system.device import Machine, seed_all, training_machine
 from model.system.errors import (
@@ -197,12 +196,6 @@ def train(
                 log_evaluation(logger, state)
                 save(*(["best.pt"] if is_best else []), "last.pt")
                 if processes.is_main:
-                    if looks_ahead(model):
-                        print_line(
-                            f"warning: the network {config.model.network} looks ahead: its logits "
-                            "depend on later characters, so its loss means nothing.",
-                            sys.stderr,
-                        )
                     chars = SAMPLE_CHARS if finished or machine.is_cpu else GPU_SAMPLE_CHARS
                     log_sample_and_maps(logger, model, corpus, step, chars)
                 state.eval_seconds = time.perf_counter() - eval_start

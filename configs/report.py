@@ -16,7 +16,7 @@ from data.corpus import Corpus
 from data.reader import is_stream
 from data.tokenizer import list_some
 from model.checkpoint import Checkpoint
-from model.generate import GenerationConfig, first_character, stream
+from model.generate import GenerationConfig, first_character, looks_ahead, stream
 from model.inspect.maps import MAP_CHARS, draw_weights
 from model.inspect.record import record_attention
 from model.network import count_heads, count_parameters
@@ -77,9 +77,18 @@ def log_evaluation(logger: Logger, state: Checkpoint) -> None:
 def log_sample_and_maps(
     logger: Logger, model: nn.Module, corpus: Corpus, step: int, chars: int
 ) -> None:
-    """What a person looks at after each evaluation: a sampled text, and what each head looks at."""
+    """What a person looks at after each evaluation: a sampled text, and what each head looks at.
+
+    Warns if the network looks ahead.
+    """
     vocab = corpus.tokenizer.vocab
     model.eval()
+    if looks_ahead(model):
+        print_line(
+            f"warning: the network {model.config.network} looks ahead: its logits depend on later "
+            "characters, so its loss means nothing.",
+            sys.stderr,
+        )
     prompt = corpus.tokenizer.encode(first_character(vocab)).tolist()
     pieces = stream(model, vocab, prompt, GenerationConfig(max_new_tokens=chars))
     sample = "".join(piece for _, piece in pieces)

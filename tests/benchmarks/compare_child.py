@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 import train
+from configs import report
 from model.generate import looks_ahead
 from model.system.errors import UserError
 
@@ -30,7 +31,7 @@ def copy_source(run_dir: Path) -> None:
 
 
 def refuse_to_look_ahead(model: torch.nn.Module) -> bool:
-    """Instead of train.py's warning: the loss of such a network would be the best of all."""
+    """Instead of the warning: the loss of such a network would be the best of all."""
     if looks_ahead(model):
         raise UserError(
             "the network looks ahead: its logits depend on later characters, so its loss means "
@@ -71,7 +72,7 @@ def pace(round_seconds: float, run_dir: Path) -> None:
 if __name__ == "__main__":
     mode, flags = sys.argv[1], sys.argv[2:]
     run_dir = Path(flags[-1])
-    train.looks_ahead = refuse_to_look_ahead
+    report.looks_ahead = refuse_to_look_ahead
     if mode != "train":
         pace(float(mode.removeprefix("pace=")), run_dir)
     status = train.main(flags)

@@ -147,11 +147,10 @@ def test_no_network_looks_ahead(network):
 
 @pytest.mark.parametrize("block_size", [2, 3, 8, 300])
 def test_a_network_without_a_mask_looks_ahead(block_size, monkeypatch):
-    model = random_gpt(network="gpt", block_size=block_size).train()
+    model = random_gpt(network="gpt", block_size=block_size)
     attend = gpt.attend
     monkeypatch.setattr(gpt, "attend", lambda *qkv, causal, **rest: attend(*qkv, causal=False))
     assert looks_ahead(model)
-    assert model.training
 
 
 def test_a_network_without_a_cache_is_sampled(capsys):
