@@ -21,6 +21,7 @@ from tensorboard.summary.writer import event_file_writer
 import train
 
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # tests do not depend on the machine
+AUTO_DTYPE = os.environ.get("TEST_AUTO_DTYPE", "float32")  # what --dtype auto finds: or bfloat16
 
 # Tiny networks keep one thread busy; a second one would only wait for it.
 torch.set_num_threads(1)
@@ -53,6 +54,8 @@ def working_in(folder: Path) -> Iterator[Path]:
     """Make `folder` the working directory."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
+        has_bfloat16 = {"avx512_bf16": AUTO_DTYPE == "bfloat16"}
+        patch.setattr(torch.cpu, "get_capabilities", lambda: has_bfloat16, raising=False)
         patch.setattr(train, "SAMPLE_CHARS", 6)  # sampling would take most of the time
         yield folder
 

@@ -347,7 +347,7 @@ def test_trying_the_compiler_changes_nothing_but_a_warning(tiny, monkeypatch, ca
 def test_operations_that_do_not_repeat_exactly_are_refused_unless_allowed(tiny, monkeypatch):
     def loss_with_put(logits_BTV, *args):
         zeros = torch.zeros(9, dtype=torch.int64)
-        changed_BTV = logits_BTV.put(zeros, torch.ones(9), accumulate=False)
+        changed_BTV = logits_BTV.put(zeros, logits_BTV.new_ones(9), accumulate=False)
         return training_loss(logits_BTV, *args) + 0 * changed_BTV.sum()
 
     training_loss = train.training_loss
