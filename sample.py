@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -23,11 +23,7 @@ from model.generate import GenerationConfig, first_character, stream, total_nll
 from model.inspect.page import attention_page
 from model.network import count_parameters, make_network
 from model.system.device import DeviceConfig, sampling_machine
-from model.system.errors import (
-    UserError,
-    out_of_memory_hint,
-    report_errors,
-)
+from model.system.errors import UserError, out_of_memory_hint, report_errors
 from model.system.files import atomic_write
 from model.system.terminal import escape_control_chars, print_line
 
@@ -69,12 +65,8 @@ class TextConfig:
 
 
 @dataclass(frozen=True)
-class SampleConfig:
+class SampleConfig(TextConfig, GenerationConfig, DeviceConfig):
     """Everything that sample.py can be told."""
-
-    text: TextConfig = field(default_factory=TextConfig)
-    sampling: GenerationConfig = field(default_factory=GenerationConfig)
-    system: DeviceConfig = field(default_factory=DeviceConfig)
 
 
 def read_input(name: str, encoding: str) -> str:
@@ -105,11 +97,11 @@ def sample_texts(
     Each text begins with the prompt. SEPARATOR precedes all but the first; but if texts stop
     at a line end, each is a line.
     """
-    vocab, stop = tokenizer.vocab, config.text.stop
+    vocab, stop = tokenizer.vocab, config.stop
     prompt_ids = tokenizer.encode(prompt or first_character(vocab), "the prompt").tolist()
     yield 0, prompt
     before = ""
-    for i, piece in stream(model, vocab, prompt_ids, config.sampling, stop):
+    for i, piece in stream(model, vocab, prompt_ids, config, stop):
         if i == 0:
             yield 0, piece
             before = (before + piece)[-len(stop) :] if stop else ""
@@ -154,8 +146,7 @@ def run_interactive(model: nn.Module, tokenizer: CharTokenizer, config: SampleCo
                 print(flush=True)
             return
         # A new seed each turn: the same prompt gets another continuation.
-        sampling = replace(config.sampling, seed=config.sampling.seed + turn)
-        turn_config = replace(config, sampling=sampling)
+        turn_config = replace(config, seed=config.seed + turn)
         with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C ends this text
             write(sample_texts(model, tokenizer, prompt, turn_config))
         print(flush=True)
@@ -172,28 +163,28 @@ def main(argv: list[str]) -> None:
     config = make_config(SampleConfig, flags)
 
     # The checkpoint, and what is to be done with it
-    path = checkpoint.resolve(name, config.text.which)
+    path = checkpoint.resolve(name, config.which)
     saved = checkpoint.load(path)
     train_config = make_config(TrainConfig, saved.config)
-    encoding = train_config.corpus.encoding
+    encoding = train_config.encoding
     tokenizer = CharTokenizer(saved.vocab)
-    prompt = config.text.prompt
-    if config.text.prompt_file is not None:
-        prompt = read_input(config.text.prompt_file, encoding)
-    for text, name in ((prompt, "the prompt"), (config.text.stop, "stop")):
+    prompt = config.prompt
+    if config.prompt_file is not None:
+        prompt = read_input(config.prompt_file, encoding)
+    for text, name in ((prompt, "the prompt"), (config.stop, "stop")):
         tokenizer.encode(text, name)
         if re.search(r"\\[nrt]$", text):
             print_line(f"note: {name} ends with {text[-2:]!r}. {ESCAPE_HINT}", sys.stderr)
     start, scored, left_out = first_character(saved.vocab), "", 0
-    if config.text.score is not None:
-        text = read_input(config.text.score, encoding)
-        name = "standard input" if config.text.score == "-" else config.text.score
+    if config.score is not None:
+        text = read_input(config.score, encoding)
+        name = "standard input" if config.score == "-" else config.score
         scored = known_characters(text, saved.vocab, name)
         left_out = len(text) - len(scored)
 
-    model = make_network(train_config.model, vocab_size=len(saved.vocab))
+    model = make_network(train_config, vocab_size=len(saved.vocab))
     checkpoint.restore(saved, model)
-    machine = sampling_machine(config.system, count_parameters(model), config.sampling.num_samples)
+    machine = sampling_machine(config, count_parameters(model), config.num_samples)
     model.to(machine.device).eval()
 
     about = f"{path}, step {saved.step}, on {machine.device}"
@@ -210,16 +201,16 @@ def main(argv: list[str]) -> None:
                     f"over {len(scored):,} characters{others}",
                     flush=True,
                 )
-            elif config.text.interactive:
+            elif config.interactive:
                 run_interactive(model, tokenizer, config)
             else:
                 shown += write(sample_texts(model, tokenizer, prompt, config))
                 if sys.stdout.isatty():
                     print(flush=True)
-        if config.text.attention is not None:
+        if config.attention is not None:
             ids = tokenizer.encode(shown).tolist()
             page = attention_page(model, saved.vocab, ids, about)
-            with atomic_write(Path(config.text.attention)) as file:
+            with atomic_write(Path(config.attention)) as file:
                 file.write(page.encode("utf-8", "replace"))
 
 

@@ -1,8 +1,8 @@
-"""What comes before the first step: the run directory, the settings, the network, the teacher."""
+"""What comes before the first step: the run directory, the settings, the network."""
 
-import math
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,56 +15,55 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from configs.recipe import Budget, default_flops, recipe, step_flops
-from configs.schema import make_config, to_dict, to_toml
+from configs.schema import make_config
 from configs.training import Command, TrainConfig
-from data.corpus import Corpus, count_pieces
+from data.corpus import Corpus
+from data.reader import is_stream
 from model import checkpoint
 from model.checkpoint import Checkpoint
 from model.network import make_network
 from model.optim import make_optimizers
 from model.system.device import Machine, device_kind, seed_all
 from model.system.errors import UserError
-from model.system.files import atomic_write, lock_run_dir, new_run_dir
+from model.system.files import lock_run_dir, new_run_dir
 from model.system.processes import Processes
 
 
-def open_run(command: Command, processes: Processes, stack: ExitStack) -> tuple[Checkpoint, Path]:
-    """The run directory, which is locked, and the checkpoint to begin with.
+@contextmanager
+def open_run(command: Command, processes: Processes) -> Iterator[tuple[Checkpoint, Path]]:
+    """The checkpoint of --resume or --init_from, or an empty one; the run directory.
 
-    The checkpoint is that of --resume or --init_from, or empty.
+    The main process locks it, before it reads what another one might be writing.
     """
+    if processes.world_size > 1 and any(map(is_stream, command.given.get("data", ()))):
+        raise UserError("several processes cannot read the same stream. Name files with --data.")
     if command.resume is not None:
         path = checkpoint.resolve(command.resume, "last")
-        if processes.is_main and path.parent.is_dir():
-            stack.enter_context(lock_run_dir(path.parent))
-        processes.wait_for_all()  # read the checkpoint only when nobody can write it
-        return checkpoint.load_to_resume(path), path.parent
-    other, given = Checkpoint(), command.given
-    if given.get("init_from") is not None:
-        other = checkpoint.load(checkpoint.resolve(given["init_from"], "best"))
-    if given.get("teacher", "none") not in ("none", "own"):
-        checkpoint.load(checkpoint.resolve(given["teacher"], "best"))  # to refuse a wrong one early
-    run_dir = None
-    if processes.is_main:
-        run_dir = stack.enter_context(new_run_dir(given.get("out_dir")))
-    return other, processes.broadcast(run_dir)
+        with lock_run_dir(path.parent) if processes.is_main else nullcontext():
+            yield checkpoint.load_to_resume(path), path.parent
+        return
+    saved = Checkpoint()
+    if "init_from" in command.given:
+        saved = checkpoint.load(checkpoint.resolve(command.given["init_from"], "best"))
+    out_dir = command.given.get("out_dir")
+    with new_run_dir(out_dir) if processes.is_main else nullcontext() as run_dir:
+        yield saved, processes.broadcast(run_dir)
 
 
 def choose_settings(
-    values: dict[str, Any], corpus: Corpus, machine: Machine, start_time: float
+    config: TrainConfig, corpus: Corpus, machine: Machine, start_time: float
 ) -> dict[str, Any]:
     """What the recipe says for this text, machine and time, which began at `start_time`."""
-    minutes = values.get("minutes", 0.0)
     budget = Budget(
-        train_chars=int(len(corpus.ids_N) * (1 - corpus.val_fraction)),  # for every val_split
+        train_chars=int(len(corpus.ids_N) * (1 - config.val_fraction)),  # for every val_split
         flops=default_flops(device_kind(machine.device)),
-        minutes=minutes,
+        minutes=config.minutes,
         device=device_kind(machine.device),
-        has_weights="init_from" in values,
+        has_weights=config.init_from is not None,
     )
-    if minutes:
+    if config.minutes:
         speed = measure_speed(machine, len(corpus.tokenizer.vocab))
-        seconds = 60 * minutes - machine.processes.max(time.perf_counter() - start_time)
+        seconds = 60 * config.minutes - machine.processes.max(time.perf_counter() - start_time)
         budget = replace(budget, flops=speed * max(seconds, 0.0))
     return recipe(budget)
 
@@ -77,8 +76,7 @@ def measure_speed(machine: Machine, vocab_size: int) -> float:
     kind, processes = device_kind(machine.device), machine.processes
     config = make_config(TrainConfig, recipe(Budget(flops=default_flops(kind), device=kind)))
     model, optimizers, _ = build(config, machine, vocab_size)
-    shape = (config.optim.batch_size, config.model.block_size)
-    x_BT = torch.randint(vocab_size, shape, device=machine.device)
+    x_BT = torch.randint(vocab_size, (config.batch_size, config.block_size), device=machine.device)
     seconds: list[float] = []
     while len(seconds) < 2 or (len(seconds) < 10 and sum(seconds) < 1):
         step_start = time.perf_counter()
@@ -90,7 +88,7 @@ def measure_speed(machine: Machine, vocab_size: int) -> float:
         model.zero_grad()
         machine.synchronize()
         seconds.append(time.perf_counter() - step_start)
-    flops = step_flops(config.model.n_layer, config.model.n_embd, config.optim.batch_size)
+    flops = step_flops(config.n_layer, config.n_embd, config.batch_size)
     return processes.world_size * flops / processes.max(float(np.median(seconds)))
 
 
@@ -98,68 +96,26 @@ def build(
     config: TrainConfig, machine: Machine, vocab_size: int
 ) -> tuple[nn.Module, list[Optimizer], GradScaler]:
     """The network with new weights, its optimizers, its gradient scaler."""
-    seed_all(config.run.seed)
-    model = machine.place(make_network(config.model, vocab_size))
-    optimizers = make_optimizers(model, config.optim, muon_dtype=machine.dtype)
-    return model, optimizers, machine.make_scaler()
+    seed_all(config.seed)
+    model = make_network(config, vocab_size).to(machine.device)
+    return model, make_optimizers(model, config, muon_dtype=machine.dtype), machine.make_scaler()
 
 
-def new_state(
-    config: TrainConfig, corpus: Corpus, machine: Machine, run_dir: Path, other: Checkpoint
-) -> Checkpoint:
-    """The state of a run at step 0, with new weights or those of `other`. It is also saved."""
-    vocab = corpus.tokenizer.vocab
-    # These raise before anything is written.
-    machine.processes.batch_rows(config.optim.batch_size, config.optim.gradient_accumulation_steps)
-    if config.run.teacher != "own":
-        load_teacher(config, corpus, machine, run_dir)
-    model, optimizers, scaler = build(config, machine, len(vocab))
-    if other.model:
-        checkpoint.restore(other, model)
-    state = Checkpoint(to_dict(config), vocab, corpus.sha256)
-    checkpoint.capture(state, model, optimizers, scaler)
-    if machine.processes.is_main:
-        with atomic_write(run_dir / "config.toml") as file:
-            file.write(to_toml(config).encode())
-        checkpoint.save(state, run_dir / "last.pt")
-    return state
+def require_same_text(command: Command, saved: Checkpoint, corpus: Corpus) -> None:
+    """Raise UserError if a resumed run has another text, or a new one validates on what it knows.
 
-
-def require_same_split(other: Checkpoint, name: str, corpus: Corpus) -> None:
-    """Raise UserError if the run `other` may have been trained on text that validates here."""
-    if other.data_sha256 != corpus.sha256:
-        return
-    theirs, length = make_config(TrainConfig, other.config).corpus, len(corpus.ids_N)
-    pieces = count_pieces(length, theirs.val_fraction, theirs.val_split)
-    if (theirs.val_fraction, pieces) != (corpus.val_fraction, corpus.pieces):
+    `saved` is the checkpoint that it begins with.
+    """
+    is_same = saved.data_sha256 == corpus.sha256
+    if command.resume is not None and not is_same:
         raise UserError(
-            f"{name} was trained on this text, but with other validation text. Use the same: "
-            f"--val_fraction {theirs.val_fraction} --val_split {theirs.val_split}."
+            f"{corpus.name} is not the text of this run. For another text, start a new run with "
+            f"--init_from {command.resume}"
         )
-
-
-def load_teacher(
-    config: TrainConfig, corpus: Corpus, machine: Machine, run_dir: Path
-) -> tuple[nn.Module | None, str]:
-    """The network that the run learns from, and the SHA-256 of its weights."""
-    name = config.run.teacher
-    if name == "none":
-        return None, ""
-    path = checkpoint.resolve(str(run_dir / "teacher") if name == "own" else name, "best")
-    saved = checkpoint.load(path)
-    if saved.vocab != corpus.tokenizer.vocab:
+    theirs = make_config(TrainConfig, saved.config)
+    split = (theirs.val_fraction, theirs.val_split)
+    if command.resume is None and is_same and split != (corpus.val_fraction, corpus.val_split):
         raise UserError(
-            f"the teacher {path} has another vocabulary than {corpus.name}. Name a run on the same "
-            "text."
+            f"{command.given['init_from']} was trained on this text, but with other validation "
+            f"text. Use the same: --val_fraction {split[0]} --val_split {split[1]}."
         )
-    require_same_split(saved, f"the teacher {path}", corpus)
-    model_config = make_config(TrainConfig, saved.config).model
-    teacher = make_network(model_config, len(saved.vocab))
-    if config.model.block_size > (teacher.max_length or math.inf):
-        raise UserError(
-            f"the teacher {path} reads at most {teacher.max_length} characters; block_size is "
-            f"{config.model.block_size}."
-        )
-    checkpoint.restore(saved, teacher)
-    teacher.to(machine.device).eval().requires_grad_(False)
-    return teacher, checkpoint.weights_sha256(saved.model)

@@ -109,7 +109,7 @@ def recipe(budget: Budget) -> dict[str, Any]:
         "max_iters": max_iters,
         "eval_interval": math.ceil(max_iters / min(max(evaluations, 2), 10)),
         "learning_rate": learning_rate,
-        "teacher": "own" if has_teacher else "none",
+        "teacher": has_teacher,
         "train_temperature": round(max(0.8, 1 - 0.1 * doublings), 2),
         "dropout": round(min(0.4, 0.13 * doublings), 1),
         "weight_decay": 0.5 if doublings < 1.5 else 1.0,

@@ -1,6 +1,9 @@
-"""A config is a frozen dataclass of groups; each field of a group is a flag and a TOML key.
+"""A config is a frozen dataclass that inherits its fields from groups; each is a flag, a TOML key.
 
-It also makes a line of --help:
+    class TrainConfig(DataConfig, GPTConfig, OptimConfig, RunConfig, CompileConfig): ...
+
+So each file declares its own settings, and whoever has a config writes `config.n_layer`. A field
+also makes a line of --help:
 
     n_layer: Annotated[int, "number of blocks", "[1, 1000]"] = 2
 
@@ -38,10 +41,9 @@ class ConfigParser(argparse.ArgumentParser):
             argument_default=argparse.SUPPRESS,
             formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=34),
         )
-        self.config_class = config_class
         self.keys: dict[str, type] = {}
-        for group_name, group_class in get_type_hints(config_class).items():
-            group = self.add_argument_group(group_name)
+        for group_class in config_class.__bases__:
+            group = self.add_argument_group(title(group_class))
             hints = get_type_hints(group_class, include_extras=True)
             for f in fields(group_class):
                 kind, help_text, *interval = get_args(hints[f.name])
@@ -49,21 +51,7 @@ class ConfigParser(argparse.ArgumentParser):
                 if f.name in by_recipe:
                     default = f"(by the recipe; {f.default} with a preset)"
                 words = " ".join(filter(None, [help_text, *interval, default]))
-                options: dict[str, Any] = {"help": words.replace("%", "%%")}
-                if kind is bool:
-                    options["action"] = argparse.BooleanOptionalAction
-                elif get_origin(kind) is Literal and {type(c) for c in get_args(kind)} == {str}:
-                    options["choices"] = get_args(kind)
-                elif kind in (int, float):
-                    options["type"] = number_type(kind, *interval)
-                    options["metavar"] = kind.__name__.upper()
-                elif kind in (str, str | None):
-                    options["type"] = unicode_text
-                    options["metavar"] = "TEXT"
-                elif kind == TEXTS:
-                    options |= {"type": unicode_text, "nargs": "+", "metavar": "TEXT"}
-                else:
-                    raise TypeError(f"{f.name} has an unsupported type: {kind}")
+                options = {"help": words.replace("%", "%%")} | argument_type(kind, *interval)
                 group.add_argument(f"--{f.name}", **options)
                 self.keys[f.name] = kind
 
@@ -78,11 +66,7 @@ class ConfigParser(argparse.ArgumentParser):
             if not word.startswith("--"):
                 raise UserError(f"unexpected argument {word!r}. See --help.")
             raise self.unknown_key(word[2:].partition("=")[0])
-        values = {k: tuple(v) if isinstance(v, list) else v for k, v in vars(parsed).items()}
-        for group_class in get_type_hints(self.config_class).values():
-            if given := {f.name: values[f.name] for f in fields(group_class) if f.name in values}:
-                group_class(**given)  # raises if a value is wrong in itself
-        return values
+        return {k: tuple(v) if isinstance(v, list) else v for k, v in vars(parsed).items()}
 
     def unknown_key(self, name: str) -> UserError:
         """The error for an unknown key, with the nearest known one."""
@@ -91,7 +75,7 @@ class ConfigParser(argparse.ArgumentParser):
         nearest = difflib.get_close_matches(name, known, n=1, cutoff=0)[0]
         return UserError(f"unknown key {name!r}. Did you mean {nearest}?")
 
-    def parse_preset(self, path: str | Path) -> dict[str, Any]:
+    def parse_preset(self, path: str) -> dict[str, Any]:
         """The values of a TOML file, which are read as if they were flags."""
         hint = "Name a text with --data, a run with --resume."
         try:
@@ -117,7 +101,25 @@ class ConfigParser(argparse.ArgumentParser):
         return [f"--{name}={texts[0]}"] if len(texts) == 1 else [f"--{name}", *texts]
 
 
-def number_type(kind: type, interval: str = "(-inf, inf)") -> Callable[[str], int | float]:
+def title(group_class: type) -> str:
+    """The name of a group in --help and in config.toml: the first line of its docstring."""
+    return group_class.__doc__.splitlines()[0].rstrip(".")
+
+
+def argument_type(kind: type, interval: str = "(-inf, inf)") -> dict[str, Any]:
+    """What tells argparse to read a value of this type."""
+    if kind is bool:
+        return {"action": argparse.BooleanOptionalAction}
+    if get_origin(kind) is Literal and {type(choice) for choice in get_args(kind)} == {str}:
+        return {"choices": get_args(kind)}
+    if kind in (int, float):
+        return {"type": number_type(kind, interval), "metavar": kind.__name__.upper()}
+    if kind in (str, str | None, TEXTS):
+        return {"type": unicode_text, "metavar": "TEXT"} | ({"nargs": "+"} if kind == TEXTS else {})
+    raise TypeError(f"a setting has an unsupported type: {kind}")
+
+
+def number_type(kind: type, interval: str) -> Callable[[str], int | float]:
     """A function that reads a number of an interval such as "[0, 1)"."""
     low, high = (float(bound) for bound in interval[1:-1].split(","))
     high = min(high, 2**63) if kind is int else high
@@ -142,37 +144,25 @@ def unicode_text(text: str) -> str:
     return text
 
 
-def make_groups(config_class: type, values: dict[str, Any]) -> dict[str, Any]:
-    """The groups of a config, by name, with these values, all others default.
-
-    Keys that the config does not have are ignored.
-    """
-    groups = {}
-    for name, group_class in get_type_hints(config_class).items():
-        keys = {f.name for f in fields(group_class)}
-        groups[name] = group_class(**{key: values[key] for key in keys & values.keys()})
-    return groups
-
-
 def make_config(config_class: type, values: dict[str, Any]) -> Any:
-    """The config with these values. Raises UserError if they do not fit together."""
-    return config_class(**make_groups(config_class, values))
+    """The config with these values, all others default. Other keys are ignored."""
+    keys = {f.name for f in fields(config_class)}
+    return config_class(**{key: values[key] for key in keys & values.keys()})
 
 
 def to_dict(config: Any) -> dict[str, Any]:
     """Every key that has a value. `make_config` turns it back into the config."""
-    values = {key: value for group in vars(config).values() for key, value in vars(group).items()}
-    return {key: value for key, value in values.items() if value is not None}
+    return {key: value for key, value in vars(config).items() if value is not None}
 
 
 def to_toml(config: Any) -> str:
     """The config as a preset. Python reads TOML but does not write it."""
     lines = []
-    for name, group in vars(config).items():
-        lines.append(f"\n# {name}")
-        for key, value in vars(group).items():
-            if value is not None:
+    for group_class in type(config).__bases__:
+        lines.append(f"\n# {title(group_class)}")
+        for f in fields(group_class):
+            if (value := getattr(config, f.name)) is not None:
                 # JSON is valid TOML, except that TOML requires DEL to be escaped.
                 text = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-                lines.append(f"{key} = {text}")
+                lines.append(f"{f.name} = {text}")
     return "\n".join(lines).lstrip() + "\n"

@@ -10,12 +10,10 @@ Shapes: N characters of the text, E examples of an epoch, B examples of a batch,
 import hashlib
 import json
 import math
-import os
-import re
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Annotated, Literal
 
 import numpy as np
@@ -23,17 +21,14 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from data.check import Findings, check_split
-from data.reader import TEXT_FILES, describe_endings, find_text_files, read_chunks
+from data.check import check_split
+from data.reader import TEXT_FILES, find_text_files, read_chunks
 from data.shakespeare import tiny_shakespeare
 from data.tokenizer import CharTokenizer, code_points
 from model.system.errors import UserError
 
 MAX_EVAL_CHARS = 1 << 20  # at most this many validation characters are evaluated
-# With `val_split` spread
-MAX_PIECES = 100
-MIN_STRETCH = 2000  # validation characters of a piece
-NEAR = 200  # a cut moves to a line end that is no farther away
+MAX_PIECES, MIN_STRETCH = 100, 2000  # with `val_split` spread; the latter: validation characters
 # The standard error of a loss is about this divided by √(its characters): 2.4 to 6.1 on six texts,
 # from the losses of examples of 256 characters. (Characters alone give 1.5 to 1.9, but neighbors
 # are easy or hard together.)
@@ -55,58 +50,26 @@ class DataConfig:
         Literal["end", "spread"], "validation text: the end, or up to 100 stretches from everywhere"
     ] = "end"
 
-    def __post_init__(self) -> None:
-        if isinstance(self.data, str):  # a single path, as in older checkpoints
-            object.__setattr__(self, "data", (self.data,))
-        for path in self.data or ():
-            if not path:
-                raise UserError("data is empty. Name a file or folder, or leave out --data.")
-            if re.match(r"[a-z][a-z0-9+.-]+://", path, re.IGNORECASE):
-                raise UserError(f"data is an address, {path}. Download it, and name the file.")
-        if len(self.data or ()) > 1 and self.data[-1].endswith(".toml"):
-            raise UserError(
-                f"--data takes every path that follows, including {self.data[-1]}. Put a preset "
-                "before the flags."
-            )
-        try:
-            "".encode(self.encoding)
-        except (LookupError, ValueError):
-            raise UserError(f"encoding is {self.encoding!r}. Python does not know it.") from None
-
 
 @dataclass(frozen=True)
 class Corpus:
     """A text as token ids: the training text, then the validation text."""
 
     name: str
-    summary: str  # how many files were read and left out; empty for a single file
     tokenizer: CharTokenizer
     ids_N: np.ndarray  # of the text's own characters, sorted, in the smallest type that fits
     to_model_ids: np.ndarray  # these ids to ids of `tokenizer`, which may know more characters
+    known_chars: int  # of `tokenizer`, those of the checkpoint; the others come after them
     sha256: str  # depends only on the characters and their order in the text
     train_chars: int  # at the start of ids_N; all others are for validation
     val_fraction: float
     val_split: str
-    pieces: int  # the text is cut into this many; the end of each is for validation
+    warning: str  # why the validation loss may mislead; empty if it does not
 
     @property
     def val_chars(self) -> int:
         """Characters of the validation split."""
         return len(self.ids_N) - self.train_chars
-
-    @cached_property
-    def findings(self) -> Findings:
-        """Reasons why the validation loss may mislead."""
-        codes_V = code_points(self.tokenizer.vocab)[self.to_model_ids]
-        return check_split(self.ids_N, self.train_chars, codes_V)
-
-    @property
-    def split_advice(self) -> str:
-        """What to do if the validation text is unlike the rest; empty if nothing can be done."""
-        would_spread = count_pieces(len(self.ids_N), self.val_fraction, "spread") > 1
-        if self.pieces > 1 or not would_spread:
-            return ""
-        return "--val_split spread takes validation text from everywhere."
 
     def eval_chars(self, block_size: int) -> int:
         """How many characters an evaluation predicts."""
@@ -122,23 +85,16 @@ class Corpus:
             )
 
     def describe(self, block_size: int) -> str:
-        """The files and sizes for a person."""
+        """The text and its sizes for a person."""
         used = self.eval_chars(block_size)
-        spread = f" in {self.pieces} stretches" if self.pieces > 1 else ""
         sampled = "" if used >= self.val_chars - 1 else f" (evaluated on {used:,} of them)"
-        lines = [
-            f"{self.name}: {self.train_chars:,} training characters, "
-            f"{self.val_chars:,} validation characters{spread}{sampled}, "
-            f"vocabulary of {len(self.tokenizer.vocab)}"
-        ]
-        if self.summary:
-            lines.append(self.summary)
-        if self.val_split == "spread" and self.pieces == 1:
-            lines.append("too short for --val_split spread: the end of the text validates")
         error = CHAR_LOSS_DEVIATION / math.sqrt(used)
-        if error > 0.03:
-            lines.append(f"a loss on so little text is uncertain by about {error:.2f} nats")
-        return "\n        ".join(lines)
+        uncertain = f"; so short a text makes losses uncertain by {error:.2f} nats"
+        return (
+            f"{self.name}: {self.train_chars:,} training characters, {self.val_chars:,} "
+            f"validation characters{sampled}, vocabulary of {len(self.tokenizer.vocab)}"
+            f"{uncertain if error > 0.03 else ''}"
+        )
 
     def batch(
         self, block_size: int, batch_size: int, seed: int, step: int, rows: slice
@@ -206,64 +162,44 @@ def open_corpus(config: DataConfig, vocab: str = "") -> Corpus:
     Raises UserError if the text cannot be read.
     """
     paths = [str(tiny_shakespeare())] if config.data is None else config.data
-    files, left_out = find_text_files(paths)
+    files = find_text_files(paths)
     chunks = read_chunks(files, config.encoding)
     bar = tqdm(chunks, "reading the text", unit=" chunks", delay=1, disable=None)
     ids_N, text_vocab, sha256 = encode(bar)
     name = "standard input" if paths[0] == "-" else paths[0]
-    name += f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+    name += f" ({len(files)} files)" if len(files) > 1 else ""
     if len(text_vocab) < 2:
         raise UserError(f"{name} is empty or repeats one character. There is nothing to learn.")
     tokenizer = CharTokenizer(vocab + "".join(sorted(set(text_vocab) - set(vocab))))
-    to_model_ids = tokenizer.encode(text_vocab)
-
-    pieces = count_pieces(len(ids_N), config.val_fraction, config.val_split)
-    line_end = text_vocab.find("\n" if "\n" in text_vocab else "\r")
-    stretches = np.split(ids_N, cuts(ids_N, config.val_fraction, pieces, line_end))
-    if pieces > 1:
+    stretches = split(ids_N, config.val_fraction, config.val_split)
+    train_chars = sum(map(len, stretches[::2]))
+    if len(stretches) > 2:  # otherwise they are in order
         ids_N = np.concatenate(stretches[::2] + stretches[1::2])
-    summary = ""
-    if len(paths) > 1 or os.path.isdir(paths[0]):
-        plural = "s" if len(files) > 1 else ""
-        summary = f"{len(ids_N):,} characters of {len(files):,} file{plural}"
-        summary += f"; left out: {describe_endings(left_out)}" if left_out else ""
     return Corpus(
         name=name,
-        summary=summary,
         tokenizer=tokenizer,
         ids_N=ids_N,
-        to_model_ids=to_model_ids,
+        to_model_ids=tokenizer.encode(text_vocab),
+        known_chars=len(vocab),
         sha256=sha256,
-        train_chars=sum(map(len, stretches[::2])),
+        train_chars=train_chars,
         val_fraction=config.val_fraction,
         val_split=config.val_split,
-        pieces=pieces,
+        warning=check_split(ids_N, train_chars, len(text_vocab)),
     )
 
 
-def count_pieces(length: int, val_fraction: float, val_split: str) -> int:
-    """How many pieces a text is cut into, each with validation text at its end."""
-    val_chars = length - int(length * (1 - val_fraction))
-    return max(1, min(MAX_PIECES, val_chars // MIN_STRETCH)) if val_split == "spread" else 1
+def split(ids_N: np.ndarray, val_fraction: float, val_split: str) -> list[np.ndarray]:
+    """The stretches of a text, in turn for training and for validation.
 
-
-def cuts(ids_N: np.ndarray, val_fraction: float, pieces: int, line_end: int) -> np.ndarray:
-    """Where the stretches of a text end, but the last: training, validation, training, ...
-
-    Each of `pieces` equal pieces ends with validation text. Between several, a cut moves to just
-    after the nearest `line_end`, if one is within NEAR characters.
+    It is cut into equal pieces, each with validation text at its end: one for the split "end".
     """
+    pieces = 1
+    if val_split == "spread":
+        pieces = int(np.clip(len(ids_N) * val_fraction // MIN_STRETCH, 1, MAX_PIECES))
     edges = np.linspace(0, len(ids_N), pieces + 1).astype(int)
     train_ends = edges[:-1] + (np.diff(edges) * (1 - val_fraction)).astype(int)
-    positions = np.stack((train_ends, edges[1:]), axis=1).flatten()[:-1]
-    if pieces == 1:
-        return positions
-    for i, position in enumerate(positions):
-        start = max(position - NEAR - 1, 0)
-        near = start + 1 + np.flatnonzero(ids_N[start : position + NEAR] == line_end)
-        if len(near):
-            positions[i] = near[np.abs(near - position).argmin()]
-    return positions
+    return np.split(ids_N, np.stack((train_ends, edges[1:]), axis=1).flatten()[:-1])
 
 
 def encode(chunks: Iterable[str]) -> tuple[np.ndarray, str, str]:

@@ -6,73 +6,42 @@ in `read_chunks`. `read_file` decodes; sample.py also uses it for prompts.
 
 import codecs
 import contextlib
-import fnmatch
 import os
 import re
 import sys
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from model.system.errors import UserError
 
-TEXT_FILES = "*.txt"  # what is read of a folder, in any case; a file that is named is always read
+TEXT_FILES = ".txt"  # what is read of a folder, in any case; a file that is named is always read
 STANDARD_INPUT = Path("-")
 CHUNK = 1 << 18  # bytes are read and decoded in chunks, which saves memory
-NUL_HINT = "It has NUL characters, so it is binary, or has another --encoding: utf-16, utf-16-le."
-# How files begin that people take for text
-FORMATS = {
-    b"\x1f\x8b": "compressed (gzip)",
-    b"BZh91AY&SY": "compressed (bzip2)",
-    b"\xfd7zXZ": "compressed (xz)",
-    b"\x28\xb5\x2f\xfd": "compressed (zstd)",
-    b"7z\xbc\xaf": "a 7-Zip archive",
-    b"Rar!\x1a\x07": "a RAR archive",
-    b"PK\x03\x04": "a ZIP archive, as office documents and e-books are (.docx, .odt, .epub)",
-    b"\xd0\xcf\x11\xe0": "an office document (such as .doc or .xls)",
-    b"{\\rtf1": "an office document (RTF)",
-    b"%PDF-": "a PDF",
-}
 
 
-def find_text_files(paths: Sequence[str]) -> tuple[list[Path], Counter[str]]:
-    """The files to read, in order, and how many were left out, by their ending.
+def find_text_files(paths: Sequence[str]) -> list[Path]:
+    """The files to read, in order. Raises UserError if a folder has none.
 
     A path is a file (or a pipe, or - for standard input), or a folder, which stands for the
     TEXT_FILES in it and its subfolders, in the order in which a person counts. Names that begin
-    with a dot are left out. Raises UserError if a folder has no such files, cannot be read, or
-    has a link to a folder (which might lead back).
+    with a dot are left out.
     """
-
-    def refuse(error: OSError) -> NoReturn:
-        raise UserError(f"{error.filename} cannot be read: {error.strerror}. Use another --data.")
-
-    files, left_out = [], Counter()
+    files = []
     for path in map(Path, paths):
-        if os.path.isfile(path) or is_stream(path):
+        if not path.is_dir():
             files.append(path)
             continue
-        found, others = [], Counter()
-        for folder, subfolders, names in os.walk(path, onerror=refuse):
-            for name in names:
-                file = Path(folder, name)
-                if name.startswith(".") or not os.path.isfile(file):
-                    continue
-                if fnmatch.fnmatchcase(name.lower(), TEXT_FILES):
-                    found.append(file)
-                else:
-                    others[file.suffix.lower() or "without an ending"] += 1
-            subfolders[:] = [name for name in subfolders if not name.startswith(".")]
-            for name in subfolders:
-                if os.path.islink(linked := Path(folder, name)):
-                    raise UserError(f"{linked} is a link to a folder. Name the folder itself.")
+        found = [
+            file
+            for file in path.rglob("*")
+            if file.suffix.lower() == TEXT_FILES
+            and file.is_file()
+            and not any(part.startswith(".") for part in file.relative_to(path).parts)
+        ]
         if not found:
-            there = f"It has {describe_endings(others)}; name those" if others else "Name files"
-            raise UserError(f"{path} has no {TEXT_FILES} files. {there} that are text: --data A B.")
+            raise UserError(f"{path} has no {TEXT_FILES} files. Name files of text: --data A B.")
         files += sorted(found, key=counting_order)
-        left_out += others
-    return files, left_out
+    return files
 
 
 def is_stream(path: Path | str) -> bool:
@@ -88,11 +57,6 @@ def counting_order(path: Path) -> list[list]:
     return [numbers, list(path.parts)]
 
 
-def describe_endings(counts: Counter[str]) -> str:
-    """For a person: "2 .md, 1 .py"."""
-    return ", ".join(f"{count:,} {ending}" for ending, count in counts.most_common())
-
-
 def read_chunks(files: list[Path], encoding: str) -> Iterator[str]:
     """The text of all files in chunks, joined by newlines. Raises UserError as `read_file` does."""
     for i, file in enumerate(files):
@@ -104,52 +68,35 @@ def read_chunks(files: list[Path], encoding: str) -> Iterator[str]:
 def read_file(file: Path, encoding: str) -> Iterator[str]:
     """The text of one plain text file in chunks, without a byte order mark.
 
-    Raises UserError if the file cannot be read, is not plain text, or changes while it is read. It
-    names the first byte that cannot be decoded.
+    Raises UserError if the file cannot be read or is not plain text; it names the first byte that
+    cannot be decoded.
     """
     is_standard_input = file == STANDARD_INPUT
-    name = "standard input" if is_standard_input else file
-    decoder = codecs.getincrementaldecoder(encoding)()
-    size = 0
+    name, size = "standard input" if is_standard_input else file, 0
+    convert = "Convert it to plain text, or name its --encoding (utf-16, cp1252, gb18030, ...)."
     try:
-        before = state_of(file)
+        "".encode(encoding)  # a codec such as base64 is not for text
+        decoder = codecs.getincrementaldecoder(encoding)()
         with contextlib.ExitStack() as stack:
             stream = sys.stdin.buffer if is_standard_input else stack.enter_context(file.open("rb"))
             chunk = None
             while chunk != b"":
                 chunk = stream.read(CHUNK)
                 size += len(chunk)
-                is_first = size == len(chunk)
-                what = next((FORMATS[start] for start in FORMATS if chunk.startswith(start)), "")
-                if is_first and what:
-                    raise UserError(f"{name} is {what}. Unpack it, or convert it to plain text.")
                 text = decoder.decode(chunk, final=not chunk)
                 if "\0" in text:
-                    raise UserError(f"{name} is not {encoding} text. {NUL_HINT}")
-                yield text.removeprefix("\ufeff") if is_first else text
-        if state_of(file) != before:
-            raise UserError(f"{name} changed while it was read. Copy it first, and use the copy.")
+                    raise UserError(f"{name} is not {encoding} text: it has NUL bytes. {convert}")
+                yield text.removeprefix("\ufeff") if size == len(chunk) else text
+    except UnicodeDecodeError as error:
+        offset = size - len(error.object) + error.start
+        problem = f"byte 0x{error.object[error.start]:02x} at offset {offset}"
+        raise UserError(f"{name} is not {encoding} text: {problem}. {convert}") from None
     except UnicodeError as error:
-        problem = str(error)
-        if isinstance(error, UnicodeDecodeError):
-            offset = size - len(error.object) + error.start
-            problem = f"byte 0x{error.object[error.start]:02x} at offset {offset}"
-        hint = "Convert it, or name its --encoding (such as cp1252, cp1251, gb18030)."
-        if b"\0" in chunk:
-            hint = NUL_HINT
-        elif not chunk:
-            hint = "It ends in the middle of a character, so it may have been cut off."
-        raise UserError(f"{name} is not {encoding}: {problem}. {hint}") from None
+        raise UserError(f"{name} is not {encoding} text: {error}. {convert}") from None
+    except LookupError:
+        raise UserError(f"encoding is {encoding!r}. Python does not know it.") from None
     except OSError as error:
         raise UserError(f"{name} cannot be read: {error.strerror}.") from None
-
-
-def state_of(file: Path) -> tuple[int, int] | None:
-    """What changes when somebody writes to a file; None for a stream."""
-    if is_stream(file):
-        return None
-    info = os.stat(file)
-    return info.st_size, info.st_mtime_ns
 
 
 def read_text(file: Path, encoding: str) -> str:

@@ -4,7 +4,6 @@ Shapes: T characters of a text, V vocabulary.
 """
 
 import re
-import unicodedata
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,10 +11,6 @@ import numpy as np
 from model.system.errors import UserError
 
 ESCAPE_HINT = "A line end is written $'\\n' in a shell."
-# Characters that are taken for each other: quotes, dashes, spaces, letters of three alphabets
-LOOK_ALIKES = ["'’‘‛`´′ʼ", '"“”„‟″«»', "-‐‑‒–—―−", " \u00a0\u2009\u202f\u3000\t"]
-LOOK_ALIKES += ["aа", "cс", "eе", "iіı", "oоο", "pр", "xх", "yу", "AАΑ", "BВΒ", "CС", "EЕΕ", "HНΗ"]
-LOOK_ALIKES += ["IІΙ", "KКΚ", "MМΜ", "NΝ", "OОΟ", "PРΡ", "TТΤ", "XХΧ", "YΥ", "ZΖ"]
 
 
 class CharTokenizer:
@@ -37,26 +32,9 @@ class CharTokenizer:
 
 
 def describe_unknown(text: str, vocab: str) -> str:
-    """Which characters of `text` are not in the vocabulary, and what is probably the cause."""
-    known = set(vocab)
-    unknown = sorted(set(text) - known)
-    hints = []
-    if "\\" in unknown and re.search(r"\\[nrt]", text):
-        hints.append(ESCAPE_HINT)
-    if "\r" in unknown:
-        hints.append("Its line ends are those of Windows or old Macs; convert them to \\n.")
-    if "\n" in unknown and "\r" in known:
-        hints.append("The line ends of the vocabulary are \\r.")
-    for form in ("NFC", "NFD", "NFKC"):
-        if len(set(unicodedata.normalize(form, text)) - known) < len(unknown):
-            hints.append(f"Fewer are unknown in the normal form {form}: convert it.")
-            break
-    for character in unknown:
-        likes = "".join(group for group in LOOK_ALIKES if character in group)
-        similar = [c for c in [*likes, character.lower(), character.upper()] if c in known]
-        if similar:
-            hints.append(f"{character!r} is not {similar[0]!r}, which is known.")
-    hint = f" ({' '.join(hints[:5])})" if hints else ""
+    """Which characters of `text` are not in the vocabulary."""
+    unknown = sorted(set(text) - set(vocab))
+    hint = f" ({ESCAPE_HINT})" if "\\" in unknown and re.search(r"\\[nrt]", text) else ""
     return f"characters that are not in the vocabulary ({len(unknown)}): {list_some(unknown)}{hint}"
 
 
@@ -64,11 +42,6 @@ def list_some(characters: Sequence[str]) -> str:
     """The first 50 characters, and how many more there are."""
     more = f" and {len(characters) - 50:,} more" if len(characters) > 50 else ""
     return " ".join(map(repr, characters[:50])) + more
-
-
-def decode(ids_T: np.ndarray, codes_V: np.ndarray) -> str:
-    """The text of these ids; codes_V are the code points of the vocabulary."""
-    return codes_V[ids_T].astype("<u4").tobytes().decode("utf-32-le", "surrogatepass")
 
 
 def code_points(text: str) -> np.ndarray:

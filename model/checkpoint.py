@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from model.system.errors import AbortError, UserError, out_of_memory_hint
 from model.system.files import atomic_write
 
-MAGIC = b"QUILLPT5"
+MAGIC = b"QUILLPT6"
 
 
 @dataclass
@@ -36,16 +36,13 @@ class Checkpoint:
     vocab: str = ""
     data_sha256: str = ""
     model: dict[str, Tensor] = field(default_factory=dict)  # state dict
-    teacher_sha256: str = ""  # of the weights of the teacher; empty: none
     optimizers: list[dict[str, Any]] = field(default_factory=list)  # state dicts
     scaler: dict[str, Any] = field(default_factory=dict)  # state dict
     step: int = 0  # optimizer steps done
     val_loss: float | None = None  # nats per character, measured at val_step
     val_step: int | None = None
-    first_val_loss: float | None = None
     best_val_loss: float | None = None
     best_step: int | None = None
-    evals_since_best: int = 0
     seconds: float = 0.0  # wall clock when this was saved, summed over resumes
     first_step_seconds: float = 0.0  # the same at the first step
     train_seconds: float = 0.0  # spent in training steps
@@ -59,24 +56,11 @@ class Checkpoint:
 
     def record_evaluation(self, val_loss: float) -> bool:
         """Keep the loss of an evaluation at `step`. Returns whether it is the best so far."""
-        is_new = self.step != self.val_step  # a resumed run repeats the last one
         is_best = self.best_val_loss is None or val_loss < self.best_val_loss
         self.val_loss, self.val_step = val_loss, self.step
-        if self.first_val_loss is None:
-            self.first_val_loss = val_loss
-        self.evals_since_best += is_new
         if is_best:
-            self.best_val_loss, self.best_step, self.evals_since_best = val_loss, self.step, 0
+            self.best_val_loss, self.best_step = val_loss, self.step
         return is_best
-
-
-def weights_sha256(weights: dict[str, Tensor]) -> str:
-    """The SHA-256 of a state dict."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(weights.items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.cpu().flatten().contiguous().view(torch.uint8).numpy())
-    return digest.hexdigest()
 
 
 def save(checkpoint: Checkpoint, *paths: Path) -> None:

@@ -47,30 +47,23 @@ class GPTConfig:
     dropout: Annotated[float, "dropout probability", "[0, 1)"] = 0.0
     bias: Annotated[bool, "network gpt: biases in linear layers and LayerNorm"] = False
 
-    def __post_init__(self) -> None:
-        names = network_names()
-        if self.network not in names:
-            raise UserError(f"network is {self.network!r}. Those in {FOLDER}: {', '.join(names)}.")
-
 
 def require_consistent(config: GPTConfig) -> None:
     """Raise UserError if the settings do not fit together."""
     known = (*COMMON, *network_class(config.network).settings)
-    for field in fields(config):
+    for field in fields(GPTConfig):
         value = getattr(config, field.name)
         if value != field.default and field.name not in known:
             raise UserError(
                 f"{field.name} is {value}, but it is not in the settings of the network "
                 f"{config.network} (model/networks/{config.network}.py)."
             )
-    if not has_even_heads(config):
-        heads, n_embd = count_heads(config), config.n_embd
-        widths = range(max(2, n_embd - 2 * heads), n_embd + 2 * heads + 1)
-        fitting = [n for n in widths if has_even_heads(replace(config, n_embd=n))]
-        nearest = min(fitting, key=lambda n: abs(n - n_embd))
+    if config.n_embd % (2 * count_heads(config)):
+        heads = count_heads(config)
+        nearest = max(1, round(config.n_embd / (2 * heads))) * 2 * heads
         raise UserError(
-            f"n_embd is {n_embd}, which {heads} heads cannot divide into even widths. The nearest "
-            f"that fits is --n_embd {nearest}; or use another --n_head."
+            f"n_embd is {config.n_embd}, which {heads} heads cannot divide into even widths. "
+            f"--n_embd {nearest} --n_head {heads} fits."
         )
 
 
@@ -79,24 +72,22 @@ def network_names() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("[!_]*.py") if "." not in path.stem)
 
 
+def network_class(name: str) -> type[nn.Module]:
+    """The class GPT of a network's file."""
+    if name not in network_names():
+        names = ", ".join(network_names())
+        raise UserError(f"network is {name!r}. Those in {FOLDER}: {names}.")
+    return importlib.import_module(f"model.networks.{name}").GPT
+
+
 def count_heads(config: GPTConfig) -> int:
     """The number of heads: `n_head`, or for 0 one for 64 channels."""
     return config.n_head or max(1, config.n_embd // 64)
 
 
-def has_even_heads(config: GPTConfig) -> bool:
-    """Whether each head gets the same, even number of channels."""
-    return config.n_embd % (2 * count_heads(config)) == 0
-
-
 def count_parameters(model: nn.Module) -> int:
     """How many numbers are trained."""
     return sum(parameter.numel() for parameter in model.parameters())
-
-
-def network_class(name: str) -> type[nn.Module]:
-    """The class GPT of a network's file."""
-    return importlib.import_module(f"model.networks.{name}").GPT
 
 
 def make_network(config: GPTConfig, vocab_size: int) -> nn.Module:

@@ -1,6 +1,5 @@
-"""Optimizers and the learning-rate schedule: Muon for the blocks' matrices, AdamW for the rest."""
+"""Optimizers: Muon for the matrices in the blocks, AdamW for the rest."""
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -24,8 +23,7 @@ class OptimConfig:
         Literal["muon", "adamw"], "of the matrices in the blocks; all else is AdamW's"
     ] = "muon"
     learning_rate: Annotated[float, "peak learning rate, of AdamW and Muon", "[0, 1e30]"] = 7e-3
-    lr_decay_iters: Annotated[int, "end of a cosine decay (0: linear to zero)", "[0, inf)"] = 0
-    min_lr: Annotated[float, "learning rate after the cosine decay", "[0, 1e30]"] = 0.0
+    min_lr: Annotated[float, "end of a cosine decay (0: linear to zero)", "[0, 1e30]"] = 0.0
     warmup_iters: Annotated[int, "steps in which the learning rate rises", "[0, inf)"] = 20
     beta1: Annotated[float, "AdamW's decay of the mean gradient", "[0, 1)"] = 0.9
     beta2: Annotated[float, "AdamW's decay of the mean squared gradient", "[0, 1)"] = 0.95
@@ -36,23 +34,6 @@ class OptimConfig:
     train_temperature: Annotated[
         float, "softmax temperature in training only; below 1 against overconfidence", "[0.1, 10]"
     ] = 1.0
-
-
-def learning_rate(step: int, progress: float, config: OptimConfig) -> float:
-    """The learning rate at a step: a linear warmup, then a decay.
-
-    It is the smaller of two straight lines: up to the peak during the warmup, and from the peak at
-    the start to zero at the end of the run, of which `progress`, from 0 to 1, is done. A cosine
-    decay begins after the warmup (Loshchilov and Hutter 2017, "SGDR").
-    """
-    warmup = (step + 1) / (config.warmup_iters + 1)
-    if not config.lr_decay_iters:
-        return config.learning_rate * min(warmup, 1 - progress)
-    if step < config.warmup_iters:
-        return config.learning_rate * warmup
-    done = (step - config.warmup_iters) / max(1, config.lr_decay_iters - config.warmup_iters)
-    cosine = (1 + math.cos(math.pi * min(done, 1.0))) / 2
-    return config.min_lr + cosine * (config.learning_rate - config.min_lr)
 
 
 def make_optimizers(

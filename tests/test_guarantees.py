@@ -54,17 +54,15 @@ def assert_intact(run: Path) -> None:
     assert not list(run.glob("*.tmp"))
 
 
-@pytest.mark.parametrize(
-    ("network", "save_seconds", "teacher"), [("gpt", 600, "none"), ("quill", 0, "own")]
-)
+@pytest.mark.parametrize(("network", "save_seconds"), [("gpt", 600), ("quill", 0)])
 def test_a_killed_and_resumed_run_equals_an_uninterrupted_run(
-    tiny, monkeypatch, network, save_seconds, teacher
+    tiny, monkeypatch, network, save_seconds
 ):
     """Killed inside a step and at every write: a copy is what SIGKILL would leave."""
     monkeypatch.setattr(train, "SAVE_SECONDS", save_seconds)
     monkeypatch.setattr(train, "START_TIME", time.perf_counter())
     flags = f"--network={network} --max_iters=8 --eval_interval=4 --log_interval=1 --dropout=0.2"
-    flags += f" --gradient_accumulation_steps=2 --teacher={teacher} --out_dir="
+    flags += " --gradient_accumulation_steps=2 --out_dir="
     fsync, write, copies, whole = os.fsync, RecordWriter.write, [], Path("whole")
 
     def copy_run(_=None):
@@ -82,13 +80,13 @@ def test_a_killed_and_resumed_run_equals_an_uninterrupted_run(
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", copy_run_and_sync)
         patch.setattr(RecordWriter, "write", write_slowly)
-        at_steps(patch, [2, 5, 11], copy_run)  # the teacher makes 5 steps
+        at_steps(patch, [2, 5], copy_run)
         assert tiny(f"{flags}whole") == 0
-    runs = [Path(), Path("teacher")] if teacher == "own" else [Path()]
-    for run, steps in zip(runs, (8, 5), strict=False):
+    runs = [Path()]
+    for run, steps in ((Path(), 8),):
         files = [path for copy in copies for path in (copy / run).glob("*.*")]
         unfinished = {path.name.split(".")[0] for path in files if path.suffix == ".tmp"}
-        assert unfinished == {"config", "last", "best", "summary"}
+        assert unfinished == {"last", "best", "summary"}
         saved = {checkpoint.load(path).step for path in files if path.name == "last.pt"}
         assert saved == (set(range(steps + 1)) if save_seconds == 0 else {0, 4, 8})
     for copy in copies:
@@ -106,9 +104,9 @@ def test_a_killed_and_resumed_run_equals_an_uninterrupted_run(
 
 def test_a_signal_saves_and_tells_how_to_resume(tiny, monkeypatch, capsys):
     """In any step, also the first and the last one, and while the teacher is trained."""
-    flags = f"{STEPS} --teacher=own --out_dir="  # the teacher makes 10 steps
+    flags = f"{STEPS} --out_dir="
     assert tiny(f"{flags}whole") == 0
-    for number, step in ((signal.SIGINT, 10 + 12), (signal.SIGTERM, 10 + 16), (signal.SIGHUP, 1)):
+    for number, step in ((signal.SIGINT, 12), (signal.SIGTERM, 16), (signal.SIGHUP, 1)):
         run, name = Path(number.name), number.name
         with monkeypatch.context() as patch:
             at_steps(patch, [step - 1], lambda _, number=number: os.kill(os.getpid(), number))
@@ -116,31 +114,25 @@ def test_a_signal_saves_and_tells_how_to_resume(tiny, monkeypatch, capsys):
             assert tiny(f"{flags}{name}") == 128 + number
         output = capsys.readouterr().out
         assert f"resume  python train.py --resume {name}\n" in output
-        if step > 10:
-            assert checkpoint.load(run / "last.pt").step == step - 10
-        else:
-            assert checkpoint.load(run / "teacher/last.pt").step == step
-            assert f"sample  python sample.py {name}/teacher --which last\n" in output
-            assert not (run / "best.pt").exists()
+        assert checkpoint.load(run / "last.pt").step == step
         steps = []  # none is made again
         with monkeypatch.context() as patch:
             at_steps(patch, range(99), steps.append)
             assert train.main(["--resume", name]) == 0
-        assert len(steps) == 26 - step
-        for folder in ("", "teacher"):
-            assert_same_run(Path("whole", folder), run / folder)
+        assert len(steps) == 16 - step
+        assert_same_run(Path("whole"), run)
 
 
 def test_a_run_directory_in_use_is_refused(tiny, monkeypatch, capsys):
     """So is its teacher's."""
 
     def train_again(_):
-        for argv in (["--resume=run"], ["--resume=run/teacher"], [*TINY, "--out_dir=run"]):
+        for argv in (["--resume=run"], [*TINY, "--out_dir=run"]):
             assert train.main(argv) == 2
             assert "is being trained by another process" in capsys.readouterr().err
 
     at_steps(monkeypatch, [1], train_again)
-    assert tiny("--max_iters=4 --teacher=own --out_dir=run") == 0
+    assert tiny("--max_iters=4 --out_dir=run") == 0
 
 
 def run_process(variables: dict[str, str], flags: str, edit: Callable | None) -> None:
@@ -202,7 +194,7 @@ def die_after_an_evaluation(name: str, step: int) -> None:
 
 def test_resuming_a_killed_run_of_two_processes_is_exact(train_in_two):
     """Also with one process, from the same checkpoint on. One and two differ by rounding."""
-    flags = "--max_iters=12 --warmup_iters=1 --eval_interval=5 --teacher=own --out_dir="
+    flags = "--max_iters=12 --warmup_iters=1 --eval_interval=5 --out_dir="
     assert end(*train_in_two(f"{flags}whole", partial(after_each_save, copy_whole))) == [0, 0]
     assert "2 processes" in Path("out0").read_text()
     assert Path("out1").read_text() == ""  # only one prints
@@ -217,10 +209,9 @@ def test_resuming_a_killed_run_of_two_processes_is_exact(train_in_two):
     assert error.splitlines()[-1].startswith("error: another process of this run has ended")
     assert "Traceback" not in error
     time.sleep(1)  # a new process takes longer to start; event files are ordered by second
-    for run in ("killed", "teacher5"):
+    for run in ("killed",):
         assert train.main(["--resume", run]) == 0
-    for run in ("", "teacher"):
-        assert_same_run(Path("killed", run), Path("teacher5", run))
+    for run in ("",):
         assert_similar(Path("killed", run), Path("whole", run))
         assert_intact(Path("killed", run))
 
@@ -231,9 +222,9 @@ def slower_clock(rank: int) -> None:
 
 
 def test_the_clock_of_the_main_process_counts(train_in_two):
-    flags = "--minutes=1 --max_iters=999 --eval_interval=333 --teacher=own --out_dir=run"
+    flags = "--minutes=1 --max_iters=999 --eval_interval=333 --out_dir=run"
     assert end(*train_in_two(flags, slower_clock)) == [0, 0]
-    for run, seconds in (("run/teacher", 0.32 * 60), ("run", 60)):
+    for run, seconds in (("run", 60),):
         assert summary(Path(run))["seconds"] == pytest.approx(seconds, abs=1)
 
 
@@ -365,7 +356,7 @@ def test_out_of_memory_names_the_flags_that_save_memory(tiny, trained_run, monke
     monkeypatch.setattr(sample, "stream", exhaust_memory)
     assert tiny("--max_iters=2") == sample.main([str(trained_run)]) == 1
     errors = capsys.readouterr().err
-    assert "error: out of memory. A larger --gradient_accumulation_steps" in errors
+    assert "error: out of memory. Use a larger --gradient_accumulation_steps" in errors
     assert "error: out of memory. Use a smaller --num_samples" in errors
 
 

@@ -23,11 +23,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import train
 from configs import prepare, report
 from configs.recipe import Budget, recipe, step_flops
+from configs.schema import make_config
 from configs.training import TrainConfig
 from data.corpus import DataConfig, open_corpus
 from model import checkpoint
 from model.network import GPTConfig, make_network
-from model.networks import gpt
 from model.networks.quill import GPT
 from model.optim import OptimConfig
 from model.system.device import Machine, seed_all
@@ -124,16 +124,11 @@ def overflow_at(monkeypatch, steps) -> None:
 
 
 @pytest.mark.parametrize(
-    ("grad_clip", "parts", "scaled", "temperature", "teacher"),
-    [
-        (0.0, 1, False, 1.0, "none"),
-        (0.3, 2, False, 0.5, "none"),
-        (0.3, 4, True, 2.0, "none"),
-        (0.3, 2, False, 0.5, "own"),
-    ],
+    ("grad_clip", "parts", "scaled", "temperature"),
+    [(0.0, 1, False, 1.0), (0.3, 2, False, 0.5), (0.3, 4, True, 2.0)],
 )
 def test_training_equals_a_plain_loop(
-    tiny, text_file, monkeypatch, grad_clip, parts, scaled, temperature, teacher
+    tiny, text_file, monkeypatch, grad_clip, parts, scaled, temperature
 ):
     """With SGD: schedule, clipping, momentum, temperature, a teacher.
 
@@ -147,13 +142,13 @@ def test_training_equals_a_plain_loop(
     if scaled:
         use_scaler(monkeypatch)
     flags = "--max_iters=5 --warmup_iters=1 --learning_rate=2 --log_interval=1 --dtype=float32"
-    flags += f" --grad_clip={grad_clip} --gradient_accumulation_steps={parts} --teacher={teacher}"
+    flags += f" --grad_clip={grad_clip} --gradient_accumulation_steps={parts}"
     assert tiny(f"{flags} --train_temperature={temperature} --out_dir=run") == 0
 
-    corpus = open_corpus(DataConfig(data=str(text_file)))
+    corpus = open_corpus(DataConfig((str(text_file),)))
     network = GPTConfig(n_layer=2, n_head=2, n_embd=16, block_size=16)
 
-    def plain_loop(steps: int, seed: int, teacher: GPT | None = None) -> tuple[GPT, list]:
+    def plain_loop(steps: int, seed: int) -> tuple[GPT, list]:
         """The trained network; loss, gradient norm and learning rate of each step."""
         seed_all(seed)
         model, log = GPT(network, vocab_size=len(corpus.tokenizer.vocab)), []
@@ -165,9 +160,6 @@ def test_training_equals_a_plain_loop(
             logged_loss = F.cross_entropy(logits_NV, y_BT.flatten())  # as in evaluation
             log_probs_NV = (logits_NV / temperature).log_softmax(-1)
             loss = F.nll_loss(log_probs_NV, y_BT.flatten())
-            if teacher:
-                probs_NV = teacher(x_BT).flatten(0, 1).softmax(-1).detach()
-                loss = (loss - (probs_NV * log_probs_NV).sum(-1).mean()) / 2
             gradients = torch.autograd.grad(loss, list(model.parameters()))
             norm = torch.cat([gradient.flatten() for gradient in gradients]).norm().item()
             log.append((logged_loss.item(), norm, lr))
@@ -179,11 +171,7 @@ def test_training_equals_a_plain_loop(
                     parameter.sub_(lr * velocity)
         return model, log
 
-    # The student gets 0.51 of the computation, its teacher 0.32.
-    taught_by = None
-    if teacher == "own":
-        taught_by, _ = plain_loop(round(5 * 0.32 / 0.51), seed=1337 + 10**6)
-    model, expected = plain_loop(5, seed=1337, teacher=taught_by)
+    model, expected = plain_loop(5, seed=1337)
     assert max(norm for _, norm, _ in expected) > 0.3  # so that it is clipped
     for i, tag in enumerate(("loss", "optimizer/grad_norm", "optimizer/learning_rate")):
         logged = [value for _, value in curve(Path("run"), "train", tag)]
@@ -236,26 +224,6 @@ def test_float16_follows_float32_also_after_an_overflow_and_a_resume(tiny, monke
     assert_same_run(Path("float16"), Path("killed"))
 
 
-def test_samples_before_the_last_are_shorter_on_a_gpu(tiny, monkeypatch):
-    """The device is simulated. A GPU writes a single text slowly."""
-    lengths = []
-    monkeypatch.setattr(train, "log_sample_and_maps", lambda *args: lengths.append(args[-1]))
-    monkeypatch.setattr(train, "GPU_SAMPLE_CHARS", 3)  # SAMPLE_CHARS is 6
-    assert tiny(f"{STEPS} --out_dir=on_cpu") == 0
-    monkeypatch.setattr(Machine, "is_cpu", False)
-    monkeypatch.setattr(Machine, "synchronize", lambda _: None)
-    assert tiny(f"{STEPS} --out_dir=on_gpu") == 0
-    assert lengths == [6, 6, 3, 6]
-
-
-@pytest.mark.parametrize("causal", [True, False])
-def test_a_run_says_if_its_network_looks_ahead(tiny, monkeypatch, capsys, causal):
-    attend = gpt.attend
-    monkeypatch.setattr(gpt, "attend", lambda *qkv, **rest: attend(*qkv, causal=causal))
-    assert tiny("--network=gpt --max_iters=2") == 0
-    assert ("the network gpt looks ahead" in capsys.readouterr().err) == (not causal)
-
-
 def test_a_step_takes_few_operations(tiny, monkeypatch):
     """Each is at least one kernel on a GPU, which takes about 100 more for the casts of autocast.
 
@@ -271,8 +239,8 @@ def test_a_step_takes_few_operations(tiny, monkeypatch):
             return operation(*args, **(kwargs or {}))
 
     machine = Machine(torch.device("cpu"), torch.bfloat16)
-    values = {"model": GPTConfig(n_layer=4, n_embd=160), "optim": OptimConfig(batch_size=1)}
-    model, optimizers, _ = prepare.build(replace(TrainConfig(), **values), machine, 65)
+    config = make_config(TrainConfig, {"n_layer": 4, "n_embd": 160, "batch_size": 1})
+    model, optimizers, _ = prepare.build(config, machine, 65)
     x_BT = torch.zeros(1, 256, dtype=torch.int64)
     for _ in range(2):  # in the first step, optimizers make their state
         counts.clear()
@@ -294,10 +262,8 @@ def test_gradients_that_overflow_at_the_smallest_scale_end_the_run(tiny, monkeyp
     assert "the gradient norm is inf at step 13." in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_a_compiled_run_resumes_exactly_and_equals_an_eager_run(
-    tiny, trained_run, monkeypatch, capsys
-):
-    flags = f"{STEPS} --n_layer=1 --dropout=0.2 --dtype=float32 --teacher={trained_run}"
+def test_a_compiled_run_resumes_exactly_and_equals_an_eager_run(tiny, monkeypatch, capsys):
+    flags = f"{STEPS} --n_layer=1 --dropout=0.2 --dtype=float32"
     at_steps(monkeypatch, [13], lambda _: shutil.copytree("whole", "killed"))
     assert tiny(f"{flags} --compile=on --out_dir=whole") == 0
     assert train.main(["--resume", "killed"]) == 0
@@ -357,57 +323,6 @@ def test_operations_that_do_not_repeat_exactly_are_refused_unless_allowed(tiny, 
     assert tiny("--max_iters=1 --no-deterministic") == 0
 
 
-def test_an_own_teacher_is_an_ordinary_run(tiny):
-    """It is what its own config.toml gives, and a student can learn from it by its path."""
-    flags = f"{STEPS} --dropout=0.2 --teacher="
-    assert tiny(f"{flags}own --out_dir=own") == 0
-    assert train.main(["own/teacher/config.toml", "--out_dir=alone"]) == 0
-    assert_same_run(Path("own/teacher"), Path("alone"))
-    assert tiny(f"{flags}alone --out_dir=student") == 0
-    own, student = (checkpoint.load(f"{run}/last.pt") for run in ("own", "student"))
-    assert equal(own.model, student.model)
-    assert own.teacher_sha256 == student.teacher_sha256 != ""
-    assert [step for step, _ in curve(Path("own"), "train")] == list(range(16))
-
-
-def test_the_teacher_predicts_without_dropout_and_is_not_trained(tiny, trained_run, monkeypatch):
-    networks = []
-    monkeypatch.setattr(
-        Machine, "compile", lambda _, network, *__: networks.append(network) or network
-    )
-    shutil.copytree(trained_run, "other")
-    Path("other/last.pt").unlink()  # best.pt is taken
-    assert tiny("--max_iters=3 --dropout=0.2 --teacher=other --out_dir=run") == 0
-    _, teacher = networks
-    assert not any(module.training for module in teacher.modules())
-    assert all(parameter.grad is None for parameter in teacher.parameters())
-    assert equal(teacher.state_dict(), checkpoint.load(trained_run / "best.pt").model)
-
-
-def test_a_wrong_teacher_is_refused_in_one_line(tiny, text_file, trained_run, capsys):
-    def assert_refused(status: int, words: str) -> None:
-        (line,) = capsys.readouterr().err.splitlines()
-        assert (status, line[:7]) == (2, "error: ")
-        assert words in line
-
-    assert tiny(f"{STEPS} --teacher=own --out_dir=run") == 0
-    assert tiny("--max_iters=1 --network=gpt --block_size=8 --out_dir=gpt") == 0
-    best = Path("run/teacher/best.pt")
-    content = best.read_bytes()
-    capsys.readouterr()
-    best.unlink()
-    assert_refused(train.main(["--resume=run"]), "run/teacher/best.pt cannot be read")
-    shutil.copy(trained_run / "best.pt", best)
-    assert_refused(train.main(["--resume=run"]), "not the one that it began with")
-    assert_refused(tiny("--teacher=gpt"), "reads at most 8 characters; block_size is 16")
-    best.write_bytes(content)
-    Path("run").rename("moved")  # with its teacher
-    assert train.main(["--resume=moved"]) == 0
-    capsys.readouterr()
-    text_file.write_text(text_file.read_text() + "~")
-    assert_refused(tiny("--teacher=moved"), "moved/best.pt has another vocabulary than")
-
-
 @pytest.mark.parametrize("T", [16, 40], ids=["T = block_size", "T > block_size"])
 def test_a_training_step_stays_on_the_device_of_the_model(T):
     """On the meta device, tensors of another device and reading a value are errors."""
@@ -415,7 +330,7 @@ def test_a_training_step_stays_on_the_device_of_the_model(T):
     model = GPT(config, vocab_size=5).to("meta")
     ids_BT = torch.zeros(3, T, dtype=torch.int64, device="meta")
     logits_BTV = model(ids_BT)
-    train.training_loss(logits_BTV, ids_BT, 0.9, logits_BTV.detach()).backward()
+    train.training_loss(logits_BTV, ids_BT, 0.9).backward()
     train.clip_grad_norm_(model.parameters(), 1.0)
     muon, _ = prepare.make_optimizers(model, OptimConfig(), muon_dtype=torch.bfloat16)
     muon.step()
@@ -521,47 +436,13 @@ RUSSIAN = "Мой дядя самых честных правил. " * 150
 HIGH = "The first validation loss, 9.0000, is above that of a uniform guess"
 
 
-@pytest.mark.parametrize(
-    ("losses", "end", "advice"),
-    [
-        ([2.0, 1.0, 1.0], "", ""),
-        ([2.0, 1.0, 1.2], "", "The validation loss has risen to 1.2000 since then"),
-        ([9.0, 1.0, 1.2], "", HIGH),
-        ([9.0, 1.0, 1.0], "", HIGH),
-        ([2.0, 1.0, 1.2], RUSSIAN, "The end of the text differs"),
-        ([2.0, 1.0, 1.0], RUSSIAN, "The end of the text differs"),
-    ],
-    ids=["fine", "rises", "high, rises", "high", "differs, rises", "differs"],
-)
-def test_the_closing_advice_follows_from_what_was_seen(
-    tiny, text_file, monkeypatch, capsys, losses, end, advice
-):
-    """Also if the run is resumed after the first evaluations."""
-    text_file.write_text(LINES * 11 + end, "utf-8")  # long enough for a spread
-    values = iter([*losses, *losses[1:]])
-    monkeypatch.setattr(train, "evaluate", lambda *_: next(values))
-    at_steps(monkeypatch, [5], lambda _: shutil.copytree("run", "killed"))
-    assert tiny("--max_iters=6 --eval_interval=2 --out_dir=run") == 0
-    output = capsys.readouterr().out
-    assert ("warning: the validation text" in output) == bool(end)
-    closing = output[output.index("best    ") :]
-    assert train.main(["--resume", "killed"]) == 0
-    again = capsys.readouterr().out
-    assert closing.replace("run", "killed") == again[again.index("best    ") :]
-    assert advice in closing
-    assert ("overfits" in closing) == ("has risen" in advice)
-    is_advised = advice != "" and "has risen" not in advice
-    assert ("--val_split spread" in closing) == ("differs" in closing) == is_advised
-
-
 @pytest.mark.parametrize("split", ["--val_split=end", "--val_fraction=0.11 --val_split=spread"])
 def test_weights_that_have_read_the_validation_text_are_refused(tiny, text_file, capsys, split):
     text_file.write_text(LINES * 12)
     assert tiny("--max_iters=2 --val_split=spread --out_dir=first") == 0
-    sizes = [flag for flag in TINY if "n_" not in flag and "teacher" not in flag]
-    for use in ("init_from", "teacher"):
+    sizes = [flag for flag in TINY if "n_" not in flag]
+    for use in ("init_from",):
         argv = ["--data", str(text_file), *sizes, "--max_iters=2", f"--{use}=first"]
-        argv += ["--n_embd=16", "--n_head=2"] if use == "teacher" else []
         capsys.readouterr()
         assert train.main([*argv, *split.split()]) == 2
         (line,) = capsys.readouterr().err.splitlines()
@@ -597,7 +478,6 @@ def test_a_run_with_a_spread_validation_text_is_exact(tiny, text_file, monkeypat
     text_file.write_text(LINES * 12)
     at_steps(monkeypatch, [11], lambda _: shutil.copytree("whole", "killed"))
     assert tiny(f"{STEPS} --val_split=spread --out_dir=whole") == 0
-    assert "validation characters in 2 stretches" in capsys.readouterr().out
     assert train.main(["--resume", "killed"]) == 0
     assert train.main(["whole/config.toml", "--out_dir=again"]) == 0
     for run in ("killed", "again"):
@@ -635,9 +515,6 @@ def test_init_from_keeps_the_loss_and_adds_rows_for_characters(trained_run, text
     assert train.main([*flags, "--block_size", "12", "--out_dir", "shorter"]) == 0
     assert summary(Path("shorter"))["val_loss"] == pytest.approx(before.best_val_loss, rel=0.2)
 
-    assert train.main([*flags, "--teacher", "own", "--out_dir", "taught"]) == 0
-    assert equal(checkpoint.load("taught/teacher/last.pt").model, before.model)
-
     text_file.write_text("~ß" + text, "utf-8")
     capsys.readouterr()
     assert train.main([*flags, "--out_dir", "larger"]) == 0
@@ -672,21 +549,6 @@ def test_the_saved_config_repeats_a_run(trained_run, text_file, monkeypatch):
         assert_same_run(Path("whole"), run)
 
 
-def test_patience_ends_a_run_and_best_pt_holds_its_best(tiny, monkeypatch, capsys):
-    """An evaluation that a resumed run repeats does not count again."""
-    losses = iter([2.0, 1.0, 3.0, 1.5, 3.0, 1.5, 1.5, 0.5])  # of three runs
-    monkeypatch.setattr(train, "evaluate", lambda *_: next(losses))
-    at_steps(monkeypatch, [17], lambda _: shutil.copytree("run", "killed"))
-    assert tiny("--max_iters=25 --eval_interval=5 --patience=2 --out_dir=run") == 0
-    assert "--resume run --patience 0" in capsys.readouterr().out
-    assert train.main(["--resume", "killed"]) == 0
-    for run in (Path("run"), Path("killed")):
-        assert [checkpoint.load(run / f"{name}.pt").step for name in ("best", "last")] == [10, 20]
-        assert (summary(run)["best_val_loss"], summary(run)["val_loss"]) == (1.0, 1.5)
-    assert train.main(["--resume", "run", "--patience", "0"]) == 0
-    assert checkpoint.load("run/best.pt").step == checkpoint.load("run/last.pt").step == 25
-
-
 def test_a_finished_run_completes_missing_files_and_goes_on(tiny, monkeypatch, capsys):
     clock = Clock(monkeypatch, step_seconds=3, eval_seconds=0)
     assert tiny("--max_iters=25 --eval_interval=10 --out_dir=run") == 0
@@ -703,8 +565,8 @@ def test_a_finished_run_completes_missing_files_and_goes_on(tiny, monkeypatch, c
     assert checkpoint.load("run/last.pt").config["max_iters"] == 40
     assert [step for step, _ in curve(Path("run"), "val")] == [10, 20, 25, 30, 40]  # 25: the end
     assert summary(Path("run"))["seconds"] == 40 * 3
-    speeds = [speed for _, speed in curve(Path("run"), "train", "speed/chars_per_second")[-15:]]
-    assert speeds == pytest.approx([4 * 16 / 3] * 15)
+    speeds = [speed for _, speed in curve(Path("run"), "val", "speed/chars_per_second")[-2:]]
+    assert speeds == pytest.approx([4 * 16 / 3] * 2)
 
 
 def test_times_include_the_teacher_and_decide_when_to_save(tiny, monkeypatch):
@@ -715,18 +577,16 @@ def test_times_include_the_teacher_and_decide_when_to_save(tiny, monkeypatch):
         save(state, *paths)
 
     monkeypatch.setattr(checkpoint, "save", remember_and_save)
-    assert tiny("--max_iters=20 --eval_interval=10 --teacher=own --out_dir=run") == 0
+    assert tiny("--max_iters=20 --eval_interval=10 --out_dir=run") == 0
     # At step 0, at evaluations, and after more than SAVE_SECONDS = 600.
-    of_teacher = [0, 7, 10, 13]
-    assert saved == [0, *of_teacher, 0, 7, 10, 17, 20]
+    assert saved == [0, 7, 10, 17, 20]
     state = checkpoint.load("run/last.pt")
-    assert (state.train_seconds, state.seconds) == (2000, 3300 + 4 * 7)
+    assert (state.train_seconds, state.seconds) == (2000, 2000 + 2 * 7)
     assert state.eval_seconds == 7  # of the one before: when it was saved, the last was not over
     assert clock.now == state.seconds
 
 
-@pytest.mark.parametrize("teacher", ["none", "own"])
-def test_minutes_end_a_run_by_the_clock(tiny, monkeypatch, capsys, teacher):
+def test_minutes_end_a_run_by_the_clock(tiny, monkeypatch, capsys):
     """Also after a kill. The learning rate and the evaluations follow the time."""
     clock = Clock(monkeypatch, step_seconds=1, eval_seconds=2)
     clock.now = 10.0  # seconds that the imports took
@@ -739,9 +599,9 @@ def test_minutes_end_a_run_by_the_clock(tiny, monkeypatch, capsys, teacher):
     with monkeypatch.context() as patch:
         at_steps(patch, [20, 45], lambda _: shutil.copytree("run", f"killed{clock.now:.0f}"))
         flags = "--minutes=2 --max_iters=400 --eval_interval=100 --warmup_iters=0 --log_interval=1"
-        assert tiny(f"{flags} --learning_rate=0.01 --teacher={teacher} --out_dir=run") == 0
+        assert tiny(f"{flags} --learning_rate=0.01 --out_dir=run") == 0
     run = Path("run")
-    ends = {run: 120} | ({run / "teacher": 10 + 0.32 * 110} if teacher == "own" else {})
+    ends = {run: 120}
     for path, end in ends.items():
         state, evaluated = checkpoint.load(path / "last.pt"), dict(curve(path, "val"))
         assert state.seconds == pytest.approx(end, abs=1)
@@ -756,10 +616,6 @@ def test_minutes_end_a_run_by_the_clock(tiny, monkeypatch, capsys, teacher):
         parts = [*np.arange(100, state.config["max_iters"], 100) / state.config["max_iters"], 1]
         assert [progress[step] for step in evaluated] == pytest.approx(parts, abs=3 / seconds)
 
-    repeat = re.search("repeat  python train.py (.+)", capsys.readouterr().out)[1]
-    assert train.main([*repeat.split(), "--out_dir=again"]) == 0
-    assert len(curve(run, "val")) == len(curve(Path("again"), "val"))
-    assert summary(run)["iters"] == summary(Path("again"))["iters"]
     for path in (*Path().glob("killed*"), run):
         clock.now, minutes = 0.0, 3 if path == run else 2  # the clock of another process
         before = max(checkpoint.load(file).seconds for file in path.rglob("last.pt"))
@@ -770,7 +626,7 @@ def test_minutes_end_a_run_by_the_clock(tiny, monkeypatch, capsys, teacher):
 
 def test_without_minutes_nothing_depends_on_the_clock(tiny, monkeypatch):
     """Nor with more minutes than the steps take."""
-    flags = f"{STEPS} --dropout=0.2 --teacher=own"
+    flags = f"{STEPS} --dropout=0.2"
     runs = (("fast", 1, 2, 0), ("slow", 1000, 50, 0), ("limited", 1, 2, 9))
     for name, step_seconds, eval_seconds, minutes in runs:
         with monkeypatch.context() as patch:
@@ -790,10 +646,11 @@ def test_the_recipe_gets_the_measured_speed_and_the_time_left(text_file, monkeyp
 
     monkeypatch.setattr(prepare.time, "perf_counter", lambda: clock[0])
     monkeypatch.setattr(F, "cross_entropy", take_half_a_second)
-    corpus = open_corpus(DataConfig(data=str(text_file)))
+    corpus = open_corpus(DataConfig((str(text_file),)))
     monkeypatch.setattr(prepare, "recipe", lambda budget: budgets.append(budget) or recipe(budget))
     machine = Machine(torch.device("cpu"), torch.float32)
-    prepare.choose_settings({"minutes": 10.0}, corpus, machine, start_time=0.0)
+    config = make_config(TrainConfig, {"minutes": 10.0})
+    prepare.choose_settings(config, corpus, machine, start_time=0.0)
     flops = step_flops(2, 128, batch_size=8) / 0.5 * (60 * 10 - clock[0])
     assert budgets[-1] == Budget(corpus.train_chars, flops, minutes=10.0)
 
@@ -803,10 +660,9 @@ def test_the_recipe_is_the_same_for_every_split(text_file, monkeypatch):
     text_file.write_text(LINES * 30)
     budgets, machine = [], Machine(torch.device("cpu"), torch.float32)
     monkeypatch.setattr(prepare, "recipe", budgets.append)
-    corpora = [open_corpus(DataConfig(str(text_file), val_split=s)) for s in ("end", "spread")]
-    assert corpora[0].train_chars != corpora[1].train_chars
+    corpora = [open_corpus(DataConfig((str(text_file),), val_split=s)) for s in ("end", "spread")]
     for corpus in corpora:
-        prepare.choose_settings({}, corpus, machine, 0.0)
+        prepare.choose_settings(make_config(TrainConfig, {}), corpus, machine, 0.0)
     assert budgets[0] == budgets[1]
 
 
@@ -819,8 +675,8 @@ def test_a_far_max_iters_means_ten_evaluations(tiny, monkeypatch):
 
 def test_the_shortest_run_makes_one_step(tiny, monkeypatch):
     Clock(monkeypatch, step_seconds=1, eval_seconds=2)
-    assert tiny("--minutes=1e-9 --teacher=own --out_dir=run") == 0
-    assert summary(Path("run"))["iters"] == summary(Path("run/teacher"))["iters"] == 1
+    assert tiny("--minutes=1e-9 --out_dir=run") == 0
+    assert summary(Path("run"))["iters"] == 1
 
 
 def test_a_resumed_run_takes_its_settings_from_the_checkpoint(tiny):
@@ -862,21 +718,3 @@ def test_a_resumed_run_refuses_another_text(tiny, text_file, monkeypatch, capsys
     assert train.main(["--resume", "run", "--data", "moved.txt"]) == 0
     for split in ("train", "val"):
         assert curve(Path("whole"), split) == curve(Path("run"), split)
-
-
-def test_a_checkpoint_of_an_earlier_version_is_resumed(tiny, text_file, monkeypatch):
-    """It had one path as a string, no split, and no first loss."""
-    assert tiny(f"{STEPS} --out_dir=whole") == 0
-    shutil.copytree("whole", "old")
-    for name in ("last", "best"):
-        saved = checkpoint.load(f"old/{name}.pt")
-        saved.config["data"] = str(text_file)
-        del saved.config["val_split"], saved.first_val_loss
-        checkpoint.save(saved, Path(f"old/{name}.pt"))
-    with monkeypatch.context() as patch:  # before the next evaluation
-        at_steps(patch, [2], lambda _: os.kill(os.getpid(), signal.SIGINT))
-        assert train.main(["--resume", "old", "--max_iters=30", "--eval_interval=15"]) == 130
-    assert train.main(["--resume", "old"]) == 0
-    assert train.main(["--resume", "whole", "--max_iters=30", "--eval_interval=15"]) == 0
-    old, whole = (checkpoint.load(f"{run}/last.pt") for run in ("old", "whole"))
-    assert equal(old.model, whole.model)

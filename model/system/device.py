@@ -1,11 +1,11 @@
 """Device, dtype, compilation: the only file that names cuda, mps, bfloat16 or float16."""
 
 import ctypes
-import functools
 import os
 import random
 import re
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
@@ -29,7 +29,7 @@ CPU_PARAMETERS, CPU_SAMPLES = 10_000_000, 8  # up to these, a CPU samples as fas
 class DeviceConfig:
     """What to compute on."""
 
-    device: Annotated[str, "auto (cuda or cpu), cpu, cuda, cuda:N, mps or xpu"] = "auto"
+    device: Annotated[str, "auto (cuda or cpu), cpu, cuda, cuda:N or mps"] = "auto"
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
         "dtype of matrix products; auto: the fastest for training, float32 for sampling",
@@ -83,17 +83,6 @@ class Machine:
             return [x.pin_memory().to(self.device, non_blocking=True) for x in batch]
         return [x.to(self.device) for x in batch]
 
-    def place(self, network: nn.Module) -> nn.Module:
-        """Move a new network to the device. On mps, small embeddings are computed as products.
-
-        There the backward pass of a lookup does not repeat exactly.
-        """
-        for module in network.modules():
-            is_table = isinstance(module, nn.Embedding) and module.num_embeddings <= 1000
-            if self.device.type == "mps" and is_table:
-                module.forward = functools.partial(embed_by_product, module)
-        return network.to(self.device)
-
     @property
     def is_cpu(self) -> bool:
         """Whether the device is the CPU."""
@@ -105,10 +94,12 @@ class Machine:
             return CPU_EVAL_CHARS
         return min(GPU_EVAL_CHARS, GPU_EVAL_LOGITS // vocab_size)
 
-    def synchronize(self) -> None:
-        """Wait until a GPU has done all that was asked for."""
+    def synchronize(self) -> float:
+        """Wait until a GPU has done all that was asked for. Returns the seconds that it took."""
+        start = time.perf_counter()
         if not self.is_cpu:
             torch.accelerator.synchronize(self.device)
+        return time.perf_counter() - start
 
     def make_scaler(self) -> torch.amp.GradScaler:
         """Keeps float16 gradients in range; for other dtypes it passes everything through."""
@@ -119,11 +110,9 @@ class Machine:
     ) -> nn.Module | Callable:
         """`network`, compiled for inputs like `ids_BT` if `mode` asks for it.
 
-        The mode auto compiles on CUDA, for at least COMPILED_STEPS steps.
-
-        The network is tried, so its buffers may change. If the compiler fails, a line on standard
-        error says so, and one process goes on without it. (Several raise: they could not compute
-        the same.)
+        The mode auto compiles on CUDA, for at least COMPILED_STEPS steps. If the compiler fails, a
+        line on standard error says so, and one process goes on without it. (Several raise: they
+        could not compute the same.)
         """
         is_wanted = self.device.type == "cuda" and steps >= COMPILED_STEPS
         if mode in ("off", "False") or (mode == "auto" and not is_wanted):
@@ -139,11 +128,11 @@ class Machine:
             # computed again where it is used: the angles of a rotation, for example.
             options = {"fallback_random": True, "realize_opcount_threshold": 10}
         compiled = torch.compile(network, dynamic=False, options=options)
+        buffers = [(buffer, buffer.clone()) for buffer in network.buffers()]
         try:  # The first call, and the first backward pass, compile.
             with self.autocast():
                 logits_BTV = compiled(ids_BT)
-            if logits_BTV.requires_grad:
-                logits_BTV.float().logsumexp(-1).mean().backward()
+            logits_BTV.float().logsumexp(-1).mean().backward()
         except Exception as error:  # the compiler raises exceptions of many types
             if self.processes.world_size > 1:
                 print_line("note: --compile off trains without the compiler.", sys.stderr)
@@ -152,14 +141,9 @@ class Machine:
             print_line(f"warning: training without torch.compile: {problem}", sys.stderr)
             compiled = network
         network.zero_grad()
+        for buffer, before in buffers:  # the trial may have changed them
+            buffer.copy_(before)
         return compiled
-
-
-def embed_by_product(table: nn.Embedding, ids: Tensor) -> Tensor:
-    """The rows `ids` of a table, as a product with a matrix of ones and zeros."""
-    ids_V = torch.arange(table.num_embeddings, device=ids.device)
-    with torch.autocast(ids.device.type, enabled=False):
-        return (ids[..., None] == ids_V).to(table.weight.dtype) @ table.weight
 
 
 def choose_device(name: str, processes: Processes) -> torch.device:
@@ -170,8 +154,8 @@ def choose_device(name: str, processes: Processes) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     # PyTorch also takes others, such as cpu:1.
-    if not re.fullmatch(r"cpu|mps|xpu|cuda(:[0-9]|:[1-9][0-9])?", name):
-        raise UserError(f"device is {name!r}. Use auto, cpu, cuda, cuda:N, mps or xpu.")
+    if not re.fullmatch(r"cpu|mps|cuda(:[0-9]|:[1-9][0-9])?", name):
+        raise UserError(f"device is {name!r}. Use auto, cpu, cuda, cuda:N or mps.")
     if processes.world_size > 1 and name != "cpu":
         if name != "cuda":
             raise UserError(f"device is {name}. Several processes need --device cuda or cpu.")

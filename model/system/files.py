@@ -1,7 +1,6 @@
 """Files that are written whole or not at all; the run directory and its lock."""
 
 import contextlib
-import itertools
 import os
 import time
 import uuid
@@ -49,57 +48,46 @@ def replace(source: Path, path: Path) -> None:
 def new_run_dir(out_dir: str | None) -> Iterator[Path]:
     """Create and lock `out_dir`, or a new folder under runs/ named after the time.
 
-    Raises UserError if it is not empty or cannot be written. A new folder to which nothing was
-    written is removed again.
+    Raises UserError if it is not empty or cannot be written. If nothing is written to it, it is
+    removed again.
     """
-    name = out_dir or datetime.now().strftime("runs/%Y%m%d-%H%M%S")
-    for i in itertools.count(1):
-        path = Path(name if i == 1 else f"{name}-{i}")
-        is_new = not os.path.exists(path)  # path.exists() may raise
-        try:
-            path.mkdir(parents=True, exist_ok=out_dir is not None)
-            break
-        except OSError as error:
-            if out_dir or not os.path.lexists(path):
-                raise UserError(f"out_dir {path} cannot be written: {error}.") from None
+    if out_dir is not None and str(Path(out_dir)).startswith("-"):
+        raise UserError(f"out_dir is {out_dir!r}. Name a directory without a - in front.")
+    path = Path(out_dir or datetime.now().strftime("runs/%Y%m%d-%H%M%S"))
+    while not out_dir and os.path.lexists(path):  # another run began in the same second
+        path = path.with_name(path.name + "+")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"out_dir {path} cannot be written: {error}.") from None
     with lock_run_dir(path):
         if any(path.iterdir()):
             has_run = (path / "last.pt").exists()
             hint = f"Continue its run with --resume {quote(path)}, or name" if has_run else "Name"
             raise UserError(f"out_dir {path} is not empty. {hint} another folder.")
-        if not os.access(path, os.W_OK):
-            raise UserError(f"out_dir {path} cannot be written.")
         try:
             yield path
         finally:
-            if is_new:
-                with contextlib.suppress(OSError):  # not empty
-                    path.rmdir()
+            with contextlib.suppress(OSError):  # not empty
+                path.rmdir()
 
 
 @contextlib.contextmanager
 def lock_run_dir(run_dir: Path) -> Iterator[None]:
     """Hold the lock of a run directory. Raises UserError if another process holds it.
 
-    The lock ends with the process, however it ends. Windows has no such lock.
+    The lock ends with the process, however it ends. Windows has no such lock, some file systems
+    have none either.
     """
-    try:
-        import fcntl
-    except ImportError:
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(ImportError, OSError):
+            import fcntl
+
+            handle = os.open(run_dir, os.O_RDONLY)
+            stack.callback(os.close, handle)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                message = f"{run_dir} is being trained by another process. Wait for it."
+                raise UserError(message) from None
         yield
-        return
-    try:
-        handle = os.open(run_dir, os.O_RDONLY)
-    except OSError as error:
-        raise UserError(f"{run_dir} cannot be read: {error.strerror}.") from None
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            message = f"{run_dir} is being trained by another process. Wait for it."
-            raise UserError(message) from None
-        except OSError:
-            pass  # a file system without locks
-        yield
-    finally:
-        os.close(handle)

@@ -28,8 +28,7 @@ class Logger:
     """Writes the curves, pictures and summary of a run; shows the progress bar.
 
     `train` and `val` are TensorBoard's writers; a tag in both is one chart with two curves.
-    TensorBoard groups tags by what stands before their first slash. `bar` is the progress bar.
-    Close the logger at the end.
+    TensorBoard groups tags by what stands before their first slash. Close the logger at the end.
     """
 
     def __init__(self, run_dir: Path, config: dict[str, Any], step: int) -> None:
@@ -59,6 +58,17 @@ class Logger:
         if progress > 0:
             self.bar.total = max(step, round(step / progress))
         self.bar.update(step - self.bar.n)
+
+    def log_step(self, step: int, curves: dict[str, float]) -> None:
+        """A point of each curve of the training steps, and the loss beside the bar."""
+        for tag, value in curves.items():
+            self.train.add_scalar(tag, value, step)
+        self.bar.set_postfix_str(f"loss {curves['loss']:.3f}", refresh=False)
+
+    def flush(self) -> None:
+        """Write all that was logged."""
+        self.train.flush()
+        self.val.flush()
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Write summary.json."""

@@ -1,10 +1,8 @@
 """The processes of a run: what each computes, and what they exchange."""
 
 import atexit
-import contextlib
 import os
 import time
-from collections.abc import Iterator
 from typing import TypeVar
 
 import torch
@@ -30,7 +28,7 @@ class Processes:
             self.local_rank = int(os.environ["LOCAL_RANK"])
             self.world_size = int(os.environ["WORLD_SIZE"])
         self.is_main = self.rank == 0
-        self.kept_alive: list[nn.Module] = []
+        self.wrapped: list[nn.Module] = []
 
     def __enter__(self) -> "Processes":
         if self.world_size > 1:
@@ -83,9 +81,7 @@ class Processes:
         # bucket_cap_mb as by default, but also for the first bucket: a small network needs one
         # exchange, not two. That makes its steps 4 % faster.
         wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True, bucket_cap_mb=25)
-        # Freeing the wrapper before the process group ends can deadlock, too (see __exit__). So
-        # that of a teacher stays in memory.
-        self.kept_alive.append(wrapped)
+        self.wrapped.append(wrapped)  # freed before the process group ends, it can deadlock, too
         return wrapped
 
     def broadcast(self, value: T) -> T:
@@ -109,16 +105,3 @@ class Processes:
         reduced = torch.tensor(value, dtype=torch.float64)
         dist.all_reduce(reduced, operation)
         return reduced.item()
-
-    @contextlib.contextmanager
-    def main_first(self) -> Iterator[None]:
-        """The main process runs the block before the others, which then find what it wrote."""
-        if not self.is_main:
-            self.wait_for_all()
-        yield
-        if self.is_main:
-            self.wait_for_all()
-
-    def wait_for_all(self) -> None:
-        """Return once all processes have called this."""
-        self.sum(0)

@@ -1,10 +1,9 @@
-"""Text for a terminal or a file: line ends, control characters, width, closed pipes."""
+"""Text for a terminal or a file: line ends, control characters, closed pipes."""
 
 import os
 import re
 import shlex
 import subprocess
-import unicodedata
 from pathlib import Path
 from typing import TextIO
 
@@ -43,20 +42,6 @@ def quote(path: Path, system: str = os.name) -> str:
     """`path` as an argument in a command: for a POSIX shell, or for cmd.exe, the system "nt"."""
     text = re.sub("^-", "./-", path.as_posix())  # not a flag
     return subprocess.list2cmdline([text]) if system == "nt" else shlex.quote(text)
-
-
-def cut_to_width(line: str, width: int) -> str:
-    """The start of `line` that fits into `width` columns of a terminal.
-
-    East Asian characters and emoji take two, combining marks none.
-    """
-    columns = 0
-    for i, character in enumerate(line):
-        if unicodedata.category(character) not in ("Mn", "Me", "Cf"):
-            columns += 2 if unicodedata.east_asian_width(character) in "WF" else 1
-        if columns > width:
-            return line[:i]
-    return line
 
 
 def redirect_to_devnull(stream: TextIO) -> None:

@@ -4,7 +4,8 @@ import argparse
 import contextlib
 import io
 import re
-from dataclasses import dataclass, field, fields
+import sys
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
@@ -16,14 +17,13 @@ from hypothesis import strategies as st
 import configs
 import sample
 import train
-from configs import training
+from configs import prepare, training
 from configs.recipe import Budget, recipe
 from configs.schema import ConfigParser, make_config, to_dict, to_toml
 from configs.training import TrainConfig, known_values, parse_train_command
 from data.corpus import DataConfig, open_corpus
-from model import checkpoint
-from model.checkpoint import Checkpoint
-from model.network import GPTConfig
+from model import checkpoint, network
+from model.network import GPTConfig, require_consistent
 from model.networks import quill
 from model.system.errors import UserError
 
@@ -48,42 +48,45 @@ def from_command_line(*argv: str) -> TrainConfig:
     values = known_values(command, {})
     if command.uses_recipe:
         values = recipe(Budget()) | values
-    return make_config(training.TrainConfig, values)
+    config = make_config(training.TrainConfig, values)
+    require_consistent(config)
+    return config
 
 
 def add_key(monkeypatch, hint: Any, default: object) -> None:
     """Add `new_key` to the group "model", as a new line of GPTConfig would."""
-    new_key = {"__annotations__": {"new_key": hint}, "new_key": default}
+    new_key = {"__annotations__": {"new_key": hint}, "new_key": default, "__doc__": "."}
     group = dataclass(frozen=True)(type("GPTConfig", (GPTConfig,), new_key))
-    model = {"__annotations__": {"model": group}, "model": field(default_factory=group)}
-    edited = dataclass(frozen=True)(type("TrainConfig", (TrainConfig,), model))
+    bases = tuple(group if base is GPTConfig else base for base in TrainConfig.__bases__)
+    edited = dataclass(frozen=True)(type("TrainConfig", bases, {"__doc__": "."}))
     monkeypatch.setattr(training, "GPTConfig", group)
     monkeypatch.setattr(quill.GPT, "settings", ("new_key",))
-    for module in (training, train, sample):
+    for module in (training, train, sample, prepare):
         monkeypatch.setattr(module, "TrainConfig", edited)
+    monkeypatch.setattr(network, "GPTConfig", group)
 
 
 @pytest.mark.parametrize("kind", NEW_KEYS)
 def test_new_config_key_becomes_flag_toml_key_and_help(kind, tiny, monkeypatch, capsys):
     hint, default, given, _ = NEW_KEYS[kind]
     add_key(monkeypatch, hint, default)
-    assert from_command_line().model.new_key == default
+    assert from_command_line().new_key == default
     for run, (text, value) in enumerate(given.items()):
         flag = "--new_key" if text is None else f"--new_key={text}"
         assert tiny(f"--max_iters=1 --out_dir={run}", flag) == 0
         saved = checkpoint.load(f"{run}/last.pt").config["new_key"]
         assert (saved, type(saved)) == (value, type(value))
-        assert from_command_line(f"{run}/config.toml").model.new_key == value
+        assert from_command_line(f"{run}/config.toml").new_key == value
         assert train.main(["--resume", str(run), "--max_iters", "2"]) == 0
         assert sample.main([str(run), "--max_new_tokens", "1"]) == 0
     if kind == "bool":  # what a preset turned on can be turned off
-        assert not from_command_line("0/config.toml", "--no-new_key").model.new_key
+        assert not from_command_line("0/config.toml", "--no-new_key").new_key
 
     monkeypatch.setenv("COLUMNS", "1000")
     capsys.readouterr()
     assert train.main(["--help"]) == 0
     output = " ".join(capsys.readouterr().out.split())
-    for group in get_type_hints(training.TrainConfig).values():
+    for group in training.TrainConfig.__bases__:
         hints = get_type_hints(group, include_extras=True)
         for key in fields(group):
             words = " ".join(get_args(hints[key.name])[1:])  # the help and the interval
@@ -150,7 +153,7 @@ def valid_values(key: str, hint: Any) -> st.SearchStrategy[str]:
         numbers = st.integers(int(low), int(high)) if kind is int else st.floats(low, high)
         number_of = PARSER._option_string_actions[f"--{key}"].type
         return numbers.filter(lambda n: _is_valid(number_of, str(n))).map(f"--{key}={{}}".format)
-    texts = {"network": ["gpt", "quill"], "teacher": ["none", "own"], "out_dir": ["a", "b/c"]}
+    texts = {"network": ["gpt", "quill"], "out_dir": ["a", "b/c"]}
     return st.sampled_from(texts.get(key) or get_args(kind)).map(f"--{key}={{}}".format)
 
 
@@ -163,7 +166,7 @@ def _is_valid(number_of, text: str) -> bool:
 
 FLAGS = {
     key: valid_values(key, hint)
-    for group in get_type_hints(TrainConfig).values()
+    for group in TrainConfig.__bases__
     for key, hint in get_type_hints(group, include_extras=True).items()
     if key not in RECIPE_INPUTS
 }
@@ -173,14 +176,12 @@ def config_of_command(flags: dict[str, str]) -> dict[str, Any] | None:
     """The config with which `python train.py FLAGS` would train, or None if it is refused."""
     configs = []
 
-    def remember(config, *_) -> Checkpoint:
+    def remember(config, *_) -> None:
         configs.append(to_dict(config))
-        return Checkpoint()
+        sys.exit(0)
 
     with contextlib.redirect_stderr(io.StringIO()) as stderr, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train, "new_state", remember)
-        patch.setattr(train, "train_teacher", lambda *_: 0.0)
-        patch.setattr(train, "train", lambda *_: None)
+        patch.setattr(train, "build", remember)
         status = train.main(["--data=text.txt", "--device=cpu", *flags.values()])
     if status == 0:
         return configs[0]
@@ -195,7 +196,7 @@ def config_of_command(flags: dict[str, str]) -> dict[str, Any] | None:
 @settings(suppress_health_check=list(HealthCheck), max_examples=20)
 def test_a_flag_changes_only_itself(flags, others, text_file, monkeypatch):
     """Or the combination is refused. Inputs of the recipe are excepted."""
-    corpus = open_corpus(DataConfig("text.txt"))
+    corpus = open_corpus(DataConfig(("text.txt",)))
     monkeypatch.setattr(train, "open_corpus", lambda *_: corpus)
     given_flags = {name: flags[name] for name in others}
     before = config_of_command(given_flags)
@@ -208,19 +209,17 @@ def test_a_flag_changes_only_itself(flags, others, text_file, monkeypatch):
 def test_flags_override_the_preset_and_the_preset_overrides_defaults():
     Path("p.toml").write_text("data = 'é'\nn_layer = 3\nn_embd = 96", "utf-8-sig")
     config = from_command_line("p.toml", "--n_layer", "5", "--n_head", "6")
-    assert (config.model.n_layer, config.model.n_embd) == (5, 96)
-    assert config.model.n_head == 6  # does not divide the default n_embd, but the preset's
-    assert config.model.block_size == TrainConfig().model.block_size
-    assert config.corpus.data == (str(Path.cwd() / "é"),)  # a run resumes from any folder
-    assert config.optim.max_iters == TrainConfig().optim.max_iters  # not the recipe's
+    assert (config.n_layer, config.n_embd) == (5, 96)
+    assert config.n_head == 6  # does not divide the default n_embd, but the preset's
+    assert config.block_size == TrainConfig().block_size
+    assert config.data == (str(Path.cwd() / "é"),)  # a run resumes from any folder
+    assert config.max_iters == TrainConfig().max_iters  # not the recipe's
 
 
 def test_n_head_0_takes_head_count_from_init_from():
     Path("p.toml").write_text("n_head = 0\ninit_from = 'run'")
     command = parse_train_command(["p.toml"])
     assert known_values(command, {"n_embd": 192, "n_head": 0})["n_head"] == 3
-    with pytest.raises(UserError, match="n_head is 3"):
-        known_values(command, {"n_embd": 192, "n_head": 2})
 
 
 @pytest.mark.parametrize("path", sorted(PRESETS.glob("*.toml")), ids=lambda path: path.name)
@@ -237,9 +236,6 @@ def test_presets_hold_only_valid_values_differing_from_defaults(path):
         ("--n_laye=3", "", "'n_laye'. Did you mean n_layer?"),
         ("-n_layer", "", "-n_layer"),
         ("--n_layer", "", "--n_layer"),
-        ("--encoding=base64", "", "base64"),
-        ("--minutes=2", "lr_decay_iters = 9", "minutes is 2 and lr_decay_iters 9"),
-        ("--min_lr=1e-4", "", "min_lr is 0.0001"),
         ("--seed=1", "n_layr = 3", "'n_layr'. Did you mean n_layer?"),
         ("--seed=1", "[model]\nn_layer = 3", "'model'"),
         ("--seed=1", "help = true", "'help'"),
@@ -267,5 +263,5 @@ def test_a_suggested_flag_exists(config_class):
 @pytest.mark.parametrize("hint", [list[int], Path, int | None, Literal[True]])
 def test_config_key_of_unsupported_type_is_refused_at_startup(hint, monkeypatch):
     add_key(monkeypatch, Annotated[hint, "help"], None)
-    with pytest.raises(TypeError, match="new_key"):
+    with pytest.raises(TypeError, match="setting"):
         from_command_line()

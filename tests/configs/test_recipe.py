@@ -6,14 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.recipe import (
-    GPU_FLOPS,
-    STUDENT_STEPS,
-    TEACHER_STEPS,
-    Budget,
-    recipe,
-    step_flops,
-)
+from configs.recipe import GPU_FLOPS, Budget, recipe, step_flops
 from configs.schema import make_config, to_dict
 from configs.training import TrainConfig
 from model.network import GPTConfig, count_heads
@@ -30,15 +23,13 @@ budgets = st.builds(
 
 def chars(settings: dict) -> int:
     """How many characters the run reads, and its teacher."""
-    steps = settings["max_iters"] * (1 + TEACHER_STEPS * (settings["teacher"] == "own"))
-    return steps * settings["batch_size"] * settings["block_size"]
+    return settings["max_iters"] * settings["batch_size"] * settings["block_size"]
 
 
 def flops(settings: dict) -> float:
     """Of the run and its teacher. A step with the teacher's forward pass costs 4/3."""
     step = step_flops(settings["n_layer"], settings["n_embd"], settings["batch_size"])
-    has_teacher = settings["teacher"] == "own"
-    return step * settings["max_iters"] * (4 / 3 + TEACHER_STEPS if has_teacher else 1)
+    return step * settings["max_iters"]
 
 
 @given(budgets)
@@ -70,7 +61,7 @@ def test_with_minutes_steps_are_limited_by_the_text_alone(budget, minutes):
     changed = {key for key in settings if settings[key] != without[key]}
     assert changed <= {"max_iters", "eval_interval", "compile"}
     more = recipe(replace(budget, minutes=minutes, flops=2 * budget.flops))
-    if more["n_layer"] == settings["n_layer"] and more["teacher"] == settings["teacher"]:
+    if more["n_layer"] == settings["n_layer"]:
         per_step = settings["batch_size"] / more["batch_size"]
         assert more["max_iters"] == pytest.approx(settings["max_iters"] * per_step, abs=1)
 
@@ -83,16 +74,6 @@ def test_a_longer_text_needs_no_more_regularization(budget, factor):
     for key in ("dropout", "weight_decay"):
         assert longer[key] <= shorter[key]
     assert longer["train_temperature"] >= shorter["train_temperature"]
-    assert (longer["teacher"] == "own") <= (shorter["teacher"] == "own")
-
-
-@given(budgets)
-def test_trained_weights_get_no_teacher_and_small_steps(budget):
-    settings = recipe(replace(budget, has_weights=True))
-    assert settings["teacher"] == "none"
-    without = recipe(replace(budget, has_weights=False))
-    assert settings["dropout"] == without["dropout"]
-    assert settings["learning_rate"] < without["learning_rate"]
 
 
 def test_a_gpu_gets_a_larger_network_and_larger_batches():
@@ -113,10 +94,6 @@ def test_long_runs_are_compiled_on_a_cpu(minutes, mode):
     assert recipe(replace(budget, device="gpu"))["compile"] == "auto"
     ends_early = replace(budget, train_chars=30_000, minutes=min(minutes, 15))
     assert recipe(ends_early)["compile"] == "auto"
-
-
-def test_the_student_and_its_teacher_take_all_the_computation():
-    assert pytest.approx(1) == STUDENT_STEPS * (4 / 3 + TEACHER_STEPS)
 
 
 @given(st.integers(1, 20))

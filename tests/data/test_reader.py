@@ -2,14 +2,12 @@
 
 import io
 import os
-import re
 import sys
 import threading
-from pathlib import Path
 
 import pytest
 
-from data.reader import FORMATS, find_text_files, read_chunks, read_file, read_text
+from data.reader import find_text_files, read_chunks, read_text
 from model.system.errors import UserError
 
 
@@ -21,10 +19,9 @@ def test_text_files_are_joined_by_newlines_in_natural_order(tmp_path):
     names += ["c12b2.txt", "c12b11.txt", "d.txt"]
     for name in (*names[::-1], "e.md", "f.md", "g.py", "h", ".i.md"):
         (tmp_path / name).write_text(name)
-    files, left_out = find_text_files([str(tmp_path)])
+    files = find_text_files([str(tmp_path)])
     assert [str(file.relative_to(tmp_path)) for file in files] == names
     assert "".join(read_chunks(files, "utf-8")) == "\n".join(names)
-    assert left_out == {".md": 2, ".py": 1, "without an ending": 1}
 
 
 def test_several_paths_are_read_in_their_order_whatever_their_endings(tmp_path):
@@ -32,9 +29,8 @@ def test_several_paths_are_read_in_their_order_whatever_their_endings(tmp_path):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(name)
     paths = [str(tmp_path / name) for name in ("b.md", "folder", "a.txt")]
-    files, left_out = find_text_files(paths)
+    files = find_text_files(paths)
     assert "".join(read_chunks(files, "utf-8")) == "b.md\nfolder/c.txt\na.txt"
-    assert left_out == {".py": 1}
 
 
 def test_a_pipe_and_standard_input_are_read(tmp_path, monkeypatch):
@@ -44,49 +40,9 @@ def test_a_pipe_and_standard_input_are_read(tmp_path, monkeypatch):
     )
     writer.start()
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("é".encode())))
-    files, _ = find_text_files([str(tmp_path / "pipe"), "-"])
+    files = find_text_files([str(tmp_path / "pipe"), "-"])
     assert "".join(read_chunks(files, "utf-8")) == "from a pipe\né"
     writer.join()
-
-
-def test_a_text_that_changes_while_it_is_read_is_refused(text_file, monkeypatch):
-    monkeypatch.setattr("data.reader.CHUNK", 100)
-    chunks = read_file(text_file, "utf-8")
-    assert len(next(chunks)) == 100
-    with text_file.open("a") as log:
-        log.write("one line more\n")
-    with pytest.raises(UserError, match="changed while it was read. Copy it first"):
-        list(chunks)
-
-
-@pytest.mark.parametrize("start", FORMATS)
-def test_a_format_that_is_no_text_is_named(text_file, start):
-    text_file.write_bytes(start + b"\x00\xff" * 9)
-    for encoding in ("utf-8", "latin-1"):
-        with pytest.raises(UserError, match=re.escape(f"{text_file} is {FORMATS[start]}. Unpack")):
-            read_text(text_file, encoding)
-
-
-def test_folder_is_read_whole_except_hidden_names_or_refused(tmp_path, monkeypatch):
-    for name in ("a/b.txt", ".git/c.txt", "a/.d.txt", "a/.e/f.txt"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text("text")
-    (tmp_path / "g.txt").symlink_to("a/b.txt")
-    assert find_text_files([tmp_path])[0] == [tmp_path / "a/b.txt", tmp_path / "g.txt"]
-    (tmp_path / "linked").symlink_to("a")
-    with pytest.raises(UserError, match="linked is a link to a folder"):
-        find_text_files([tmp_path])
-    (tmp_path / "linked").unlink()
-
-    def scandir(path):  # root may read every folder
-        if Path(path).name == "a":
-            raise PermissionError(13, "Permission denied", path)
-        return scandir_of_os(path)
-
-    scandir_of_os = os.scandir
-    monkeypatch.setattr(os, "scandir", scandir)
-    with pytest.raises(UserError, match="a cannot be read: Permission denied"):
-        find_text_files([tmp_path])
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16-le", "utf-32-be"])
@@ -106,10 +62,3 @@ def test_the_first_byte_that_is_not_utf_8_is_named(text_file, monkeypatch, at, c
     offset = at - 1 if at in (5, 9) else at  # of a broken pair, the first byte is invalid
     with pytest.raises(UserError, match=rf"{text_file} .* at offset {offset}\..*--encoding"):
         read_text(text_file, "utf-8")
-
-
-@pytest.mark.parametrize("encoding", ["utf-8", "gb18030"])
-def test_a_text_that_is_cut_off_is_said_to_be(text_file, encoding):
-    text_file.write_bytes("月光如水".encode(encoding)[:-1])
-    with pytest.raises(UserError, match="ends in the middle of a character"):
-        read_text(text_file, encoding)

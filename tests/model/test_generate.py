@@ -13,14 +13,13 @@ from model import generate
 from model.generate import (
     GenerationConfig,
     first_character,
-    looks_ahead,
     make_step_fn,
     next_char_probs,
     sample_ids,
     uses_cache,
 )
 from model.network import GPTConfig
-from model.networks import gpt, quill
+from model.networks import quill
 from model.networks.quill import TokenShift
 from model.system.errors import AbortError
 from tests.model.test_networks import NETWORKS, random_gpt, random_ids
@@ -138,19 +137,6 @@ def test_cache_that_changes_logits_is_skipped_with_warning(mistake, capsys):
     assert said == bool(mistake)
     without_cache = list(generate.stream(WithoutCache(model), vocab, [1], config))
     assert (texts == without_cache) == bool(mistake)  # without, it sees 12 characters at a time
-
-
-@pytest.mark.parametrize("network", NETWORKS)
-def test_no_network_looks_ahead(network):
-    assert not looks_ahead(random_gpt(network=network))
-
-
-@pytest.mark.parametrize("block_size", [2, 3, 8, 300])
-def test_a_network_without_a_mask_looks_ahead(block_size, monkeypatch):
-    model = random_gpt(network="gpt", block_size=block_size)
-    attend = gpt.attend
-    monkeypatch.setattr(gpt, "attend", lambda *qkv, causal, **rest: attend(*qkv, causal=False))
-    assert looks_ahead(model)
 
 
 def test_a_network_without_a_cache_is_sampled(capsys):

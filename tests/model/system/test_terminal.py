@@ -5,12 +5,11 @@ import shlex
 import unicodedata
 from pathlib import PurePosixPath, PureWindowsPath
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from model.system import terminal
-from model.system.terminal import cut_to_width, quote, unify_line_ends
+from model.system.terminal import quote, unify_line_ends
 
 BIDI_CONTROLS = ["LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"]
 
@@ -35,30 +34,6 @@ def test_only_control_characters_are_replaced_and_only_on_a_terminal():
 @given(st.lists(st.text("ab ")), st.sampled_from(["\n", "\r\n", "\r"]))
 def test_lines_end_alike_whatever_ended_them(lines, line_end):
     assert unify_line_ends(line_end.join(lines)) == "\n".join(lines)
-
-
-@given(st.text(), st.integers(0, 40))
-def test_a_cut_line_is_the_longest_start_that_fits(line, width):
-    cut = cut_to_width(line, width)
-    assert line.startswith(cut)
-    assert len(cut) <= len(line)
-    if cut != line:
-        assert cut_to_width(line, width + 2) != cut
-    assert cut_to_width(cut, width) == cut
-
-
-@pytest.mark.parametrize(
-    ("line", "width", "expected"),
-    [
-        ("abcd", 3, "abc"),
-        ("月光如水", 5, "月光"),  # two columns each
-        ("😀😀", 3, "😀"),
-        ("e\u0301e\u0301e\u0301", 2, "e\u0301e\u0301"),  # combining marks take none
-        ("ab", 0, ""),
-    ],
-)
-def test_width_is_counted_in_columns(line, width, expected):
-    assert cut_to_width(line, width) == expected
 
 
 @given(st.text(st.characters(exclude_characters="\0/", exclude_categories=["Cs"]), min_size=1))
