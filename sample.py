@@ -12,18 +12,20 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from configs.schema import ConfigParser, make_config
-from configs.training import TrainConfig
+from configs.flags import ConfigParser, UserError, make_config
+from configs.settings import DeviceConfig, TrainConfig
+from data.corpus import cut_windows
 from data.reader import read_text
 from data.tokenizer import ESCAPE_HINT, CharTokenizer, describe_unknown
 from model import checkpoint
-from model.generate import GenerationConfig, first_character, stream, total_nll
+from model.generate import GenerationConfig, first_character, stream
 from model.inspect.page import attention_page
+from model.loss import evaluate
 from model.network import count_parameters, make_network
-from model.system.device import DeviceConfig, sampling_machine
-from model.system.errors import UserError, out_of_memory_hint, report_errors
+from model.system.device import sampling_machine
+from model.system.errors import disk_errors, out_of_memory_hint, report_errors
 from model.system.files import atomic_write
 from model.system.terminal import escape_control_chars, print_line
 
@@ -44,7 +46,7 @@ class TextConfig:
     which: Annotated[Literal["best", "last"], "checkpoint of the run"] = "best"
     interactive: Annotated[bool, "continue one prompt after another; Ctrl-C ends a text"] = False
     score: Annotated[
-        str | None, "print the loss of this file (- as for prompt_file), per character, and exit"
+        str | None, "print the loss of this file (- as for prompt_file) as in training, and exit"
     ] = None
     attention: Annotated[str | None, "write an HTML page: what each head looked at"] = None
 
@@ -77,16 +79,23 @@ def read_input(name: str, encoding: str) -> str:
 def known_characters(text: str, vocab: str, name: str) -> str:
     """`text` without the characters that are not in the vocabulary, which standard error names.
 
-    Raises UserError if nothing is left.
+    Raises UserError if fewer than two are left.
     """
     known = "".join(filter(set(vocab).__contains__, text))
-    if not text:
-        raise UserError(f"{name} is empty.")
-    if not known:
+    if len(text) < 2:
+        raise UserError(f"{name} is empty or has one character; the first one is not scored.")
+    if len(known) < 2:
         raise UserError(f"{name} has only {describe_unknown(text, vocab)}")
     if len(known) < len(text):
         print_line(f"warning: left out of {name}: {describe_unknown(text, vocab)}", sys.stderr)
     return known
+
+
+def text_batches(ids_N: Tensor, block_size: int, chars: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """x_BT and y_BT of windows that cover a text, as in an evaluation during training."""
+    for starts_B, T in cut_windows(len(ids_N), block_size, chars):
+        positions_BT = torch.from_numpy(starts_B)[:, None] + torch.arange(T)
+        yield ids_N[positions_BT], ids_N[positions_BT + 1]
 
 
 def sample_texts(
@@ -122,7 +131,8 @@ def write(pieces: Iterable[tuple[int, str]]) -> str:
         # The two characters of a line end may be two pieces.
         is_second = last.endswith("\r") and sys.stdout.isatty()
         shown = piece.removeprefix("\n") if is_second else piece
-        print(escape_control_chars(shown, sys.stdout), end="", flush=True)
+        with disk_errors("standard output"):
+            print(escape_control_chars(shown, sys.stdout), end="", flush=True)
         last = piece
     return first
 
@@ -175,7 +185,7 @@ def main(argv: list[str]) -> None:
         tokenizer.encode(text, name)
         if re.search(r"\\[nrt]$", text):
             print_line(f"note: {name} ends with {text[-2:]!r}. {ESCAPE_HINT}", sys.stderr)
-    start, scored, left_out = first_character(saved.vocab), "", 0
+    scored, left_out = "", 0
     if config.score is not None:
         text = read_input(config.score, encoding)
         name = "standard input" if config.score == "-" else config.score
@@ -190,15 +200,19 @@ def main(argv: list[str]) -> None:
     about = f"{path}, step {saved.step}, on {machine.device}"
     print_line(about, sys.stderr)
     with out_of_memory_hint("Use a smaller --num_samples or a shorter text."):
-        shown = "" if prompt else start  # on the attention page; the first text is added
+        # On the attention page; the first text is added.
+        shown = "" if prompt else first_character(saved.vocab)
         with torch.inference_mode(), machine.autocast():
             if scored:
-                shown = start + scored
-                nats = total_nll(model, tokenizer.encode(shown)) / len(scored)
+                shown = scored
+                ids_N = torch.from_numpy(tokenizer.encode(scored))
+                chars = machine.eval_batch_chars(model.vocab_size)
+                batches = text_batches(ids_N, train_config.block_size, chars)
+                nats = evaluate(model, batches, machine)
                 others = f"; {left_out:,} others are not in the vocabulary" if left_out else ""
                 print(
                     f"{nats:.4f} nats, {nats / math.log(2):.4f} bits per character, "
-                    f"over {len(scored):,} characters{others}",
+                    f"over {len(scored) - 1:,} characters{others}",
                     flush=True,
                 )
             elif config.interactive:

@@ -5,32 +5,57 @@ import time
 START_TIME = time.perf_counter()  # so that `seconds` includes the imports
 
 import math
+import shutil
 import sys
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
+from torch.amp import GradScaler
 from torch.nn.utils import clip_grad_norm_
+from torch.optim import Optimizer
 
-from configs import report
-from configs.prepare import build, choose_settings, open_run, require_same_text
-from configs.schedule import evaluations, learning_rate, run_progress
-from configs.schema import make_config, to_dict, to_toml
-from configs.teacher import load_teacher, teacher_command
-from configs.training import Command, TrainConfig, known_values, parse_train_command
+from configs.flags import (
+    RESUMABLE,
+    Command,
+    UserError,
+    known_values,
+    make_config,
+    parse_train_command,
+    to_dict,
+    to_toml,
+)
+from configs.recipe import (
+    TEACHER_SHARE,
+    TEACHER_STEPS,
+    Budget,
+    default_flops,
+    recipe,
+    step_flops,
+)
+from configs.settings import TrainConfig
 from data.corpus import Corpus, open_corpus
+from data.reader import is_stream
 from model import checkpoint
 from model.checkpoint import Checkpoint
-from model.network import require_consistent
-from model.system.device import Machine, seed_all, training_machine
+from model.inspect import report
+from model.loss import cross_entropy, evaluate, training_loss
+from model.network import eval_mode, make_network, network_class, require_consistent
+from model.optim import make_optimizers
+from model.schedule import evaluations, learning_rate, run_progress
+from model.system.device import Machine, device_kind, seed_all, training_machine
 from model.system.errors import catch_signals, out_of_memory_hint, report_errors, require_finite
-from model.system.logger import Logger, SilentLogger
+from model.system.files import atomic_write, lock_run_dir, new_run_dir
+from model.system.logger import Logger
 from model.system.processes import Processes
+from model.system.terminal import quote
 
 SAVE_SECONDS = 600  # last.pt is saved at least so often
-SAMPLE_CHARS = 150  # written after each evaluation
 LESS_MEMORY = "Use a larger --gradient_accumulation_steps, or start anew with a smaller network."
 
 
@@ -54,27 +79,21 @@ def train(command: Command, saved: Checkpoint, run_dir: Path, processes: Process
     """
     # ------------------------------------------------------------- Machine, text, settings, network
     values = known_values(command, saved.config)
-    config = make_config(TrainConfig, values)  # before the recipe: for machine and text
+    config = make_config(TrainConfig, values)  # before the recipe: for what the text depends on
+    network_class(config.network)  # an unknown name is refused before the text is read
     machine = training_machine(config, processes)
     corpus = open_corpus(config, saved.vocab)
     require_same_text(command, saved, corpus)
     corpus.require_length(config.block_size)  # which the recipe leaves as it is
     if command.uses_recipe:
-        values = choose_settings(config, corpus, machine, START_TIME) | values
+        values = choose_settings(config, corpus, machine) | values
     config = make_config(TrainConfig, values | {"out_dir": None})
     require_consistent(config)
     parts = config.gradient_accumulation_steps
     rows = processes.batch_rows(config.batch_size, parts)
     model, optimizers, scaler = build(config, machine, len(corpus.tokenizer.vocab))
-    if processes.is_main:
-        report.print_header(config, corpus, machine, model, run_dir)
 
     # ------------------------------------------- The state, which is all that a checkpoint holds
-    # Only training steps use the compiled network; evaluation, saving and sampling use `model`.
-    training_model = processes.wrap(model)
-    shape = (rows.stop - rows.start) // parts, config.block_size
-    example_BT = torch.zeros(shape, dtype=torch.int64, device=machine.device)
-    compiled_model = machine.compile(training_model, config.compile, config.max_iters, example_BT)
     is_new, state = command.resume is None, saved
     if saved.model:  # --init_from gives weights, --resume everything
         checkpoint.restore(saved, model, () if is_new else optimizers, scaler)
@@ -82,9 +101,16 @@ def train(command: Command, saved: Checkpoint, run_dir: Path, processes: Process
     if is_new:
         state = Checkpoint(vocab=corpus.tokenizer.vocab, data_sha256=corpus.sha256)
     state.config = to_dict(config)
-    logger, clock_start = SilentLogger(), START_TIME - state.seconds
-    if processes.is_main and is_new:
-        (run_dir / "config.toml").write_text(to_toml(config), "utf-8")
+    if processes.is_main:
+        report.print_header(config, corpus, machine, model, run_dir)
+
+    # Only training steps use the compiled network; evaluation, saving and sampling use `model`.
+    training_model = processes.wrap(model)
+    shape = (rows.stop - rows.start) // parts, config.block_size
+    example_BT = torch.zeros(shape, dtype=torch.int64, device=machine.device)
+    compiled_model = machine.compile(training_model, config.compile, config.max_iters, example_BT)
+
+    clock_start, logger = START_TIME - state.seconds, None
 
     def seconds() -> float:
         """How long the run has taken, earlier parts included."""
@@ -94,7 +120,8 @@ def train(command: Command, saved: Checkpoint, run_dir: Path, processes: Process
         if processes.is_main:
             state.seconds = seconds()
             checkpoint.capture(state, model, optimizers, scaler)
-            logger.flush()  # first: a resumed run does not log these steps again
+            if logger:
+                logger.flush()  # first: a resumed run does not log these steps again
             checkpoint.save(state, *(run_dir / name for name in names))
 
     def signal_number() -> int:
@@ -103,6 +130,9 @@ def train(command: Command, saved: Checkpoint, run_dir: Path, processes: Process
 
     if is_new:
         save("last.pt")  # from now on the run can be resumed
+    if processes.is_main:
+        with atomic_write(run_dir / "config.toml") as file:
+            file.write(to_toml(config).encode())
     teacher = None
     if config.teacher:
         if state.step == 0:  # the same command, with other settings, comes first
@@ -110,33 +140,49 @@ def train(command: Command, saved: Checkpoint, run_dir: Path, processes: Process
             with open_run(first, processes) as (of_teacher, teacher_dir):
                 clock_start = train(first, of_teacher, teacher_dir, processes)
         teacher = load_teacher(config, run_dir, machine)
+        teacher = machine.compile(teacher, config.compile, config.max_iters, example_BT)
+
+    # ------------------------------------------------------------------------------------ The loop
     if processes.is_main:
         logger = Logger(run_dir, state.config, state.step)
+    eval_windows = corpus.eval_windows(
+        config.block_size, machine.eval_batch_chars(model.vocab_size)
+    )
+    eval_windows = eval_windows[processes.rank :: processes.world_size]
     eval_chars = corpus.eval_chars(config.block_size)
     progress = run_progress(state, config, eval_chars, state.seconds)
-    with catch_signals() as signals, closing(logger):
+    is_first_evaluation = True
+    with catch_signals() as signals, closing(logger) if logger else nullcontext():
         while True:
             # ------------------------------------------------- Evaluate and save, if it is time
             step, last_progress = state.step, progress
             progress = max(progress, run_progress(state, config, eval_chars, seconds()))
             if config.minutes:
                 progress = processes.broadcast(progress)
-            logger.show_progress(step, progress)
             finished, stopped = progress >= 1, signal_number()
             # After a resume, evaluate again: if the run was killed, the pictures may be missing.
             evaluation_due = finished or step == state.val_step
             evaluation_due |= evaluations(progress, config) > evaluations(last_progress, config)
+            if logger:
+                logger.show_progress(step, progress)
             if evaluation_due or stopped:  # the steps that a GPU has queued are training time
                 state.train_seconds += machine.synchronize()
             if evaluation_due:
                 eval_start = time.perf_counter()
-                val_loss = evaluate(model, corpus, machine)
+                batches = (corpus.gather_examples(*window) for window in eval_windows)
+                val_loss = evaluate(model, batches, machine)
                 require_finite("validation loss", val_loss, step)
                 is_best = state.record_evaluation(val_loss)
-                report.log_evaluation(logger, state)
+                if logger:
+                    report.log_evaluation(logger, state)
                 save(*(["best.pt"] if is_best else []), "last.pt")
-                if processes.is_main:
-                    report.log_sample_and_maps(logger, model, corpus, step, SAMPLE_CHARS)
+                if logger:
+                    with eval_mode(model):
+                        report.log_sample(logger, model, corpus, step)
+                        report.log_maps(logger, model, corpus, step)
+                        if is_first_evaluation:
+                            report.warn_if_it_looks_ahead(model)
+                is_first_evaluation = False
                 state.eval_seconds = time.perf_counter() - eval_start
             elif stopped or seconds() - state.seconds > SAVE_SECONDS:
                 save("last.pt")
@@ -181,61 +227,149 @@ def train(command: Command, saved: Checkpoint, run_dir: Path, processes: Process
             if logs:  # Reading a value waits for the device: this is part of the step's time.
                 mean_loss = processes.sum(step_loss.item()) / processes.world_size
                 require_finite("training loss", mean_loss, step)
-                # float16 gradients may overflow: GradScaler skips the step and halves its scale.
-                if not scaler.is_enabled() or scaler.get_scale() < 1 / 8:
+                if not scaler.is_enabled():  # in float16 it may overflow, see above
                     require_finite("gradient norm", grad_norm.item(), step)
-                curves = {"loss": mean_loss, "optimizer/learning_rate": lr}
-                curves["optimizer/grad_norm"] = grad_norm.item()
-                logger.log_step(step, curves)
+                if logger:
+                    norm = {"optimizer/grad_norm": grad_norm.item()}
+                    curves = {"loss": mean_loss, "optimizer/learning_rate": lr} | norm
+                    logger.add_scalars("train", step, curves)
+                    logger.bar.set_postfix_str(f"loss {mean_loss:.3f}", refresh=False)
             state.train_seconds += time.perf_counter() - step_start
             state.step += 1
 
         # --------------------------------------------------------------------------------- The end
         stopped = stopped or signal_number()  # also one that came in the last evaluation
-        if processes.is_main:
+        if logger:
             logger.write_summary(report.summarize(state, corpus, machine, model))
-            report.print_result(state, config, run_dir, stopped)
+            report.print_result(state, config, corpus, run_dir, stopped)
     if stopped:
         sys.exit(128 + stopped)
     return clock_start
 
 
-def training_loss(
-    logits_BTV: Tensor, y_BT: Tensor, temperature: float, taught_BTV: Tensor | None = None
-) -> Tensor:
-    """Mean loss in nats per character. A temperature below 1 sharpens predictions in training only.
+# ------------------------------------------------------------------------- What a run begins with
+@contextmanager
+def open_run(command: Command, processes: Processes) -> Iterator[tuple[Checkpoint, Path]]:
+    """The checkpoint of --resume or --init_from, or an empty one; the run directory.
 
-    Evaluation and sampling are then less confident, as they should be after many epochs. (Guo et
-    al. 2017, "On calibration", fit a temperature after training.)
+    The main process locks it, before it reads what another one might be writing.
     """
-    logits_BTV = logits_BTV / temperature
-    loss = cross_entropy(logits_BTV, y_BT)
-    if taught_BTV is None:
-        return loss
-    probs_BTV = taught_BTV.float().softmax(dim=-1)  # without the temperature
-    return (loss + cross_entropy(logits_BTV, probs_BTV)) / 2
+    if processes.world_size > 1 and any(map(is_stream, command.given.get("data", ()))):
+        raise UserError("several processes cannot read the same stream. Name files with --data.")
+    if command.resume is not None:
+        path = checkpoint.resolve(command.resume, "last")
+        with lock_run_dir(path.parent) if processes.is_main else nullcontext():
+            yield checkpoint.load_to_resume(path), path.parent
+        return
+    saved = Checkpoint()
+    if "init_from" in command.given:
+        saved = checkpoint.load(checkpoint.resolve(command.given["init_from"], "best"))
+    out_dir = command.given.get("out_dir")
+    with new_run_dir(out_dir) if processes.is_main else nullcontext() as run_dir:
+        yield saved, processes.broadcast(run_dir)
 
 
-def cross_entropy(logits_BTV: Tensor, target: Tensor) -> Tensor:
-    """Mean negative log-likelihood of characters y_BT, or of their probabilities of (B, T, V)."""
-    return F.cross_entropy(logits_BTV.flatten(0, 1).float(), target.flatten(0, 1))
+def require_same_text(command: Command, saved: Checkpoint, corpus: Corpus) -> None:
+    """Raise UserError if a resumed run has another text, or a new one validates on what it knows.
+
+    `saved` is the checkpoint that it begins with.
+    """
+    is_same = saved.data_sha256 == corpus.sha256
+    if command.resume is not None and not is_same:
+        raise UserError(
+            f"{corpus.name} is not the text of this run. For another text, start a new run with "
+            f"--init_from {quote(Path(command.resume))}"
+        )
+    theirs = make_config(TrainConfig, saved.config)
+    split = (theirs.val_fraction, theirs.val_split)
+    if command.resume is None and is_same and split != (corpus.val_fraction, corpus.val_split):
+        raise UserError(
+            f"{command.given['init_from']} was trained on this text, but with other validation "
+            f"text. Use the same: --val_fraction {split[0]} --val_split {split[1]}."
+        )
 
 
-@torch.no_grad()  # inference_mode would spoil tensors that an edited network keeps for training
-def evaluate(model: nn.Module, corpus: Corpus, machine: Machine) -> float:
-    """Mean loss over the validation split, in nats per character. Deterministic."""
-    seed_all(0)  # for a network that draws random numbers here, too
-    model.eval()
-    processes, block_size = machine.processes, model.config.block_size
-    batches = corpus.eval_batches(block_size, machine.eval_batch_chars(model.vocab_size))
-    nats = []
-    for starts_B, T in batches[processes.rank :: processes.world_size]:
-        x_BT, y_BT = machine.to_device(*corpus.gather_examples(starts_B, T))
+def choose_settings(config: TrainConfig, corpus: Corpus, machine: Machine) -> dict[str, Any]:
+    """What the recipe says for this text, machine and time, of which the start is over."""
+    budget = Budget(
+        train_chars=int(len(corpus.ids_N) * (1 - config.val_fraction)),  # for every val_split
+        flops=default_flops(device_kind(machine.device)),
+        minutes=config.minutes,
+        device=device_kind(machine.device),
+        has_weights=config.init_from is not None,
+    )
+    if config.minutes:
+        speed = measure_speed(machine, len(corpus.tokenizer.vocab))
+        seconds = 60 * config.minutes - machine.processes.max(time.perf_counter() - START_TIME)
+        budget = replace(budget, flops=speed * max(seconds, 0.0))
+    return recipe(budget)
+
+
+def measure_speed(machine: Machine, vocab_size: int) -> float:
+    """Roughly, the floating-point operations per second of the default network.
+
+    It takes two to ten training steps, and about a second.
+    """
+    kind, processes = device_kind(machine.device), machine.processes
+    config = make_config(TrainConfig, recipe(Budget(flops=default_flops(kind), device=kind)))
+    model, optimizers, _ = build(config, machine, vocab_size)
+    x_BT = torch.randint(vocab_size, (config.batch_size, config.block_size), device=machine.device)
+    seconds: list[float] = []
+    while len(seconds) < 2 or (len(seconds) < 10 and sum(seconds) < 1):
+        step_start = time.perf_counter()
         with machine.autocast():
-            nats.append(cross_entropy(model(x_BT), y_BT) * y_BT.numel())
-    model.train()
-    # Read at the end: each reading would wait for the device.
-    return processes.sum(sum(map(float, nats))) / corpus.eval_chars(block_size)
+            loss = cross_entropy(model(x_BT), x_BT)
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        model.zero_grad()
+        machine.synchronize()
+        seconds.append(time.perf_counter() - step_start)
+    flops = step_flops(config.n_layer, config.n_embd, config.batch_size)
+    return processes.world_size * flops / processes.max(float(np.median(seconds)))
+
+
+def build(
+    config: TrainConfig, machine: Machine, vocab_size: int
+) -> tuple[nn.Module, list[Optimizer], GradScaler]:
+    """The network with new weights, its optimizers, its gradient scaler."""
+    seed_all(config.seed)
+    model = make_network(config, vocab_size).to(machine.device)
+    return model, make_optimizers(model, config, muon_dtype=machine.dtype), machine.make_scaler()
+
+
+# ------------------------------------------------------------------------------------ The teacher
+def teacher_command(
+    config: TrainConfig, run_dir: Path, machine: Machine, seconds: float
+) -> Command:
+    """What trains `run_dir`/teacher, or goes on with it, if the run began `seconds` ago.
+
+    It is an ordinary run, with another seed and its share of the steps or of the time. (Hinton et
+    al. 2015, "Distilling the knowledge in a neural network".)
+    """
+    folder, values = run_dir / "teacher", to_dict(config)
+    if (folder / "last.pt").exists():
+        same = set(RESUMABLE) - {"max_iters", "minutes", "eval_interval", "log_interval"}
+        return Command(str(folder), False, {key: values[key] for key in same & values.keys()})
+    if machine.processes.is_main:
+        shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed before its step 0
+    values |= {"teacher": False, "out_dir": str(folder)}
+    values["seed"] += 10**6  # not the seed of somebody's next run
+    values["max_iters"] = max(1, round(TEACHER_STEPS * config.max_iters))
+    if config.minutes:
+        left = max(60 * config.minutes - seconds, 0.0)
+        values["minutes"] = (seconds + TEACHER_SHARE * left) / 60
+    if config.init_from is not None:
+        values["init_from"] = str(run_dir / "last.pt")
+    return Command(None, False, values)
+
+
+def load_teacher(config: TrainConfig, run_dir: Path, machine: Machine) -> nn.Module:
+    """The best network of `run_dir`/teacher, which is not trained any more."""
+    saved = checkpoint.load(run_dir / "teacher" / "best.pt")
+    teacher = make_network(config, len(saved.vocab)).to(machine.device)
+    checkpoint.restore(saved, teacher)
+    return teacher.eval().requires_grad_(False)
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""Settings, what comes before the first step, and reports. Imports model/ and data/."""
+"""Settings, flags, the recipe. Imports no other folder."""

@@ -1,1 +1,1 @@
-"""From text files to batches of token ids. Of model/, imports errors, files, terminal only."""
+"""From text files to batches of token ids. Imports configs/; of model/, files and terminal only."""

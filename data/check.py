@@ -1,11 +1,13 @@
-"""Is the validation text like the rest? If not, its loss misleads.
+"""Can the validation loss be trusted? Three cheap checks of a text and its split.
 
 Shapes: N characters of the text, P parts, V vocabulary, K kinds of characters.
 """
 
+import itertools
+
 import numpy as np
 
-SAMPLE_CHARS = 2_000_000  # of a longer text, the start of each part is examined
+SAMPLE_CHARS = 20_000_000  # of a longer text, the start (or that of each part) is examined
 KINDS = 256  # of characters: the 255 commonest, and all others as one
 # A part is unlike the others if its nats per character differ from their mean by more than both
 # MAX_NATS and MAX_DEVIATIONS of their standard deviations, or if its share of characters that occur
@@ -13,11 +15,25 @@ KINDS = 256  # of characters: the 255 commonest, and all others as one
 MAX_NATS = 0.1
 MAX_DEVIATIONS = 4
 MAX_NEW = 0.02
+# Lines are sorted if more than this share of adjacent ones is in order; by chance it is 0.5.
+MAX_IN_ORDER = 0.9
+MIN_LINES = 100
+# So many strings of the validation text are looked for in the training text.
+STRINGS, STRING_CHARS, MAX_FOUND = 200, 64, 0.05
 
 
-def check_split(ids_N: np.ndarray, train_chars: int, V: int) -> str:
-    """Why the text after the first `train_chars` characters may mislead; empty if it does not."""
+def check_split(ids_N: np.ndarray, train_chars: int, vocab: str) -> list[str]:
+    """Why the loss of the text after the first `train_chars` characters may mislead: sentences.
+
+    ids_N are indices into `vocab`.
+    """
     train_N, val_N = ids_N[:train_chars], ids_N[train_chars:]
+    found = find_unlike(train_N, val_N, len(vocab)), find_order(ids_N, vocab)
+    return [sentence for sentence in (*found, find_copies(train_N, val_N)) if sentence]
+
+
+def find_unlike(train_N: np.ndarray, val_N: np.ndarray, V: int) -> str:
+    """A sentence if the validation text has other characters or pairs than the rest."""
     if len(val_N) > len(train_N):  # too little to predict it from
         return ""
     count = int(np.clip(round(len(train_N) / max(len(val_N), 1)), 9, 99))
@@ -33,6 +49,38 @@ def check_split(ids_N: np.ndarray, train_chars: int, V: int) -> str:
         f"{'harder' if difference > 0 else 'easier'} to predict from the rest (other parts differ "
         f"by {deviation:.2f}), and {new_P[-1]:.1%} of them occur nowhere else. --val_split spread "
         "takes validation text from everywhere."
+    )
+
+
+def find_order(ids_N: np.ndarray, vocab: str) -> str:
+    """A sentence if the lines are sorted. Equal neighbors do not count."""
+    text = "".join(map(vocab.__getitem__, ids_N[:SAMPLE_CHARS].tolist()))
+    lines = [line.casefold() for line in text.splitlines() if line.strip()]
+    pairs = [(a, b) for a, b in itertools.pairwise(lines) if a != b]
+    up = sum(a < b for a, b in pairs)
+    share = max(up, len(pairs) - up) / max(len(pairs), 1)
+    if len(pairs) < MIN_LINES or share <= MAX_IN_ORDER:
+        return ""
+    return (
+        f"the lines are sorted ({share:.0%} of adjacent lines are in order): each gives the next "
+        "away, and the loss is too low. Shuffle them, unless their order has a meaning: "
+        "shuf FILE > shuffled.txt"
+    )
+
+
+def find_copies(train_N: np.ndarray, val_N: np.ndarray) -> str:
+    """A sentence if strings of the validation text occur in the training text."""
+    if len(val_N) < STRING_CHARS:
+        return ""
+    # The lowest byte of each id is enough: 64 of them do not agree by chance.
+    train, val = (part_N.astype(np.uint8).tobytes() for part_N in (train_N[:SAMPLE_CHARS], val_N))
+    starts = np.linspace(0, len(val) - STRING_CHARS, STRINGS).astype(int)
+    share = np.mean([val[i : i + STRING_CHARS] in train for i in starts])
+    if share <= MAX_FOUND:
+        return ""
+    return (
+        f"about {share:.0%} of the validation text occurs word for word in the training text, so "
+        "its loss measures memory. Leave out copies."
     )
 
 

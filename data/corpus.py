@@ -10,22 +10,23 @@ Shapes: N characters of the text, E examples of an epoch, B examples of a batch,
 import hashlib
 import json
 import math
+import os
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from configs.flags import UserError
+from configs.settings import DataConfig
 from data.check import check_split
-from data.reader import TEXT_FILES, find_text_files, read_chunks
+from data.reader import find_text_files, is_stream, read_chunks, require_encoding
 from data.shakespeare import tiny_shakespeare
-from data.tokenizer import CharTokenizer, code_points
-from model.system.errors import UserError
+from data.tokenizer import CharTokenizer, code_points, list_some
 
 MAX_EVAL_CHARS = 1 << 20  # at most this many validation characters are evaluated
 MAX_PIECES, MIN_STRETCH = 100, 2000  # with `val_split` spread; the latter: validation characters
@@ -36,26 +37,11 @@ CHAR_LOSS_DEVIATION = 5.0
 
 
 @dataclass(frozen=True)
-class DataConfig:
-    """Which text, and how much of it is for validation."""
-
-    data: Annotated[
-        tuple[str, ...] | None,
-        f"text files, folders of {TEXT_FILES} files, or - for standard input; default: Tiny "
-        "Shakespeare",
-    ] = None
-    encoding: Annotated[str, "encoding of the text"] = "utf-8"
-    val_fraction: Annotated[float, "share of the text for validation", "(0, 1)"] = 0.1
-    val_split: Annotated[
-        Literal["end", "spread"], "validation text: the end, or up to 100 stretches from everywhere"
-    ] = "end"
-
-
-@dataclass(frozen=True)
 class Corpus:
     """A text as token ids: the training text, then the validation text."""
 
     name: str
+    is_stream: bool  # it was read from a pipe or standard input, so it cannot be read again
     tokenizer: CharTokenizer
     ids_N: np.ndarray  # of the text's own characters, sorted, in the smallest type that fits
     to_model_ids: np.ndarray  # these ids to ids of `tokenizer`, which may know more characters
@@ -64,16 +50,21 @@ class Corpus:
     train_chars: int  # at the start of ids_N; all others are for validation
     val_fraction: float
     val_split: str
-    warning: str  # why the validation loss may mislead; empty if it does not
+    warnings: list[str]  # why the validation loss may mislead
 
     @property
     def val_chars(self) -> int:
         """Characters of the validation split."""
         return len(self.ids_N) - self.train_chars
 
+    @property
+    def new_characters(self) -> str:
+        """Those that the checkpoint, whose vocabulary `tokenizer` extends, does not know."""
+        return list_some(self.tokenizer.vocab[self.known_chars :]) or "none"
+
     def eval_chars(self, block_size: int) -> int:
         """How many characters an evaluation predicts."""
-        return sum(len(starts_B) * T for starts_B, T in self.eval_batches(block_size, block_size))
+        return sum(len(starts_B) * T for starts_B, T in self.eval_windows(block_size, block_size))
 
     def require_length(self, block_size: int) -> None:
         """Raise UserError if a part is not longer than an example."""
@@ -111,30 +102,39 @@ class Corpus:
             starts.append(shuffled_starts(self.train_chars, block_size, seed, epoch)[i])
         return self.gather_examples(np.array(starts), block_size)
 
-    def eval_batches(self, block_size: int, chars: int) -> list[tuple[np.ndarray, int]]:
+    def eval_windows(self, block_size: int, chars: int) -> list[tuple[np.ndarray, int]]:
         """(starts_B, T) of batches of so many characters, which cover the validation split.
 
-        Every character except the first is predicted exactly once; the last example is shorter.
-        Beyond MAX_EVAL_CHARS, evenly spaced examples are used instead.
+        Beyond MAX_EVAL_CHARS, evenly spaced windows are used instead of all.
         """
-        targets = self.val_chars - 1
-        starts = self.train_chars + np.arange(targets // block_size) * block_size
-        last_T = targets % block_size
-        max_examples = max(1, MAX_EVAL_CHARS // block_size)
-        if len(starts) > max_examples:
-            starts = starts[np.linspace(0, len(starts) - 1, max_examples).astype(int)]
-            last_T = 0
-        rows = max(1, chars // block_size)
-        batches = [(starts[i : i + rows], block_size) for i in range(0, len(starts), rows)]
-        if last_T > 0:
-            batches.append((np.array([self.train_chars + targets - last_T]), last_T))
-        return batches
+        max_windows = max(1, MAX_EVAL_CHARS // block_size)
+        windows = cut_windows(self.val_chars, block_size, chars, max_windows)
+        return [(self.train_chars + starts_B, T) for starts_B, T in windows]
 
     def gather_examples(self, starts_B: np.ndarray, T: int) -> tuple[Tensor, Tensor]:
         """x_BT, the T characters of the text from each start, and y_BT, one character later."""
         ids_BT = self.to_model_ids[self.ids_N[starts_B[:, None] + np.arange(T + 1)]]
         x_BT, y_BT = torch.from_numpy(ids_BT[:, :-1]), torch.from_numpy(ids_BT[:, 1:])
         return x_BT.contiguous(), y_BT.contiguous()
+
+
+def cut_windows(
+    length: int, block_size: int, chars: int, max_windows: int | None = None
+) -> list[tuple[np.ndarray, int]]:
+    """(starts_B, T) of batches of about `chars` characters that cover a text of this length.
+
+    Every character except the first is predicted exactly once, from those before it in its window
+    of block_size; the last window is shorter. If there were more than `max_windows`, so many full
+    ones are used, evenly spaced.
+    """
+    targets = length - 1
+    starts, last_T = np.arange(targets // block_size) * block_size, targets % block_size
+    if max_windows is not None and len(starts) > max_windows:
+        starts = starts[np.linspace(0, len(starts) - 1, max_windows).astype(int)]
+        last_T = 0
+    rows = max(1, chars // block_size)
+    batches = [(starts[i : i + rows], block_size) for i in range(0, len(starts), rows)]
+    return batches + ([(np.array([targets - last_T]), last_T)] if last_T > 0 else [])
 
 
 def examples_per_epoch(length: int, block_size: int) -> int:
@@ -161,13 +161,15 @@ def open_corpus(config: DataConfig, vocab: str = "") -> Corpus:
     Its vocabulary is `vocab`, that of a checkpoint, and then the text's other characters, sorted.
     Raises UserError if the text cannot be read.
     """
+    require_encoding(config.encoding)
     paths = [str(tiny_shakespeare())] if config.data is None else config.data
     files = find_text_files(paths)
     chunks = read_chunks(files, config.encoding)
     bar = tqdm(chunks, "reading the text", unit=" chunks", delay=1, disable=None)
     ids_N, text_vocab, sha256 = encode(bar)
     name = "standard input" if paths[0] == "-" else paths[0]
-    name += f" ({len(files)} files)" if len(files) > 1 else ""
+    if len(paths) > 1 or os.path.isdir(paths[0]):
+        name += f" ({len(files):,} file{'s' if len(files) > 1 else ''})"
     if len(text_vocab) < 2:
         raise UserError(f"{name} is empty or repeats one character. There is nothing to learn.")
     tokenizer = CharTokenizer(vocab + "".join(sorted(set(text_vocab) - set(vocab))))
@@ -177,6 +179,7 @@ def open_corpus(config: DataConfig, vocab: str = "") -> Corpus:
         ids_N = np.concatenate(stretches[::2] + stretches[1::2])
     return Corpus(
         name=name,
+        is_stream=any(map(is_stream, files)),
         tokenizer=tokenizer,
         ids_N=ids_N,
         to_model_ids=tokenizer.encode(text_vocab),
@@ -185,7 +188,7 @@ def open_corpus(config: DataConfig, vocab: str = "") -> Corpus:
         train_chars=train_chars,
         val_fraction=config.val_fraction,
         val_split=config.val_split,
-        warning=check_split(ids_N, train_chars, len(text_vocab)),
+        warnings=check_split(ids_N, train_chars, text_vocab),
     )
 
 

@@ -1,7 +1,7 @@
 """Finds text files and decodes them.
 
-For another format, such as JSON Lines, change TEXT_FILES, and make text of a file with that ending
-in `read_chunks`. `read_file` decodes; sample.py also uses it for prompts.
+For another format, such as JSON Lines, change TEXT_FILES in configs/settings.py, and make text of a
+file with that ending in `read_chunks`. `read_file` decodes; sample.py also uses it for prompts.
 """
 
 import codecs
@@ -11,33 +11,40 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NoReturn
 
-from model.system.errors import UserError
+from configs.flags import UserError
+from configs.settings import TEXT_FILES
 
-TEXT_FILES = ".txt"  # what is read of a folder, in any case; a file that is named is always read
 STANDARD_INPUT = Path("-")
 CHUNK = 1 << 18  # bytes are read and decoded in chunks, which saves memory
 
 
 def find_text_files(paths: Sequence[str]) -> list[Path]:
-    """The files to read, in order. Raises UserError if a folder has none.
+    """The files to read, in order.
 
     A path is a file (or a pipe, or - for standard input), or a folder, which stands for the
     TEXT_FILES in it and its subfolders, in the order in which a person counts. Names that begin
-    with a dot are left out.
+    with a dot are left out. Raises UserError if a folder has no such files, cannot be read, or
+    has a link to a folder (which might lead back).
     """
+
+    def refuse(error: OSError) -> NoReturn:
+        raise UserError(f"{error.filename} cannot be read: {error.strerror}. Use another --data.")
+
     files = []
     for path in map(Path, paths):
         if not path.is_dir():
             files.append(path)
             continue
-        found = [
-            file
-            for file in path.rglob("*")
-            if file.suffix.lower() == TEXT_FILES
-            and file.is_file()
-            and not any(part.startswith(".") for part in file.relative_to(path).parts)
-        ]
+        found = []
+        for folder, subfolders, names in os.walk(path, onerror=refuse):
+            subfolders[:] = [name for name in subfolders if not name.startswith(".")]
+            for name in subfolders:
+                if os.path.islink(linked := Path(folder, name)):
+                    raise UserError(f"{linked} is a link to a folder. Name the folder itself.")
+            texts = [name for name in names if name.lower().endswith(TEXT_FILES) and name[0] != "."]
+            found += [Path(folder, name) for name in texts if os.path.isfile(Path(folder, name))]
         if not found:
             raise UserError(f"{path} has no {TEXT_FILES} files. Name files of text: --data A B.")
         files += sorted(found, key=counting_order)
@@ -57,6 +64,14 @@ def counting_order(path: Path) -> list[list]:
     return [numbers, list(path.parts)]
 
 
+def require_encoding(name: str) -> None:
+    """Raise UserError if `name` is no encoding of text; base64, for example, is none."""
+    try:
+        "".encode(name)
+    except (LookupError, ValueError):
+        raise UserError(f"encoding is {name!r}. Python does not know it.") from None
+
+
 def read_chunks(files: list[Path], encoding: str) -> Iterator[str]:
     """The text of all files in chunks, joined by newlines. Raises UserError as `read_file` does."""
     for i, file in enumerate(files):
@@ -74,9 +89,8 @@ def read_file(file: Path, encoding: str) -> Iterator[str]:
     is_standard_input = file == STANDARD_INPUT
     name, size = "standard input" if is_standard_input else file, 0
     convert = "Convert it to plain text, or name its --encoding (utf-16, cp1252, gb18030, ...)."
+    decoder = codecs.getincrementaldecoder(encoding)()
     try:
-        "".encode(encoding)  # a codec such as base64 is not for text
-        decoder = codecs.getincrementaldecoder(encoding)()
         with contextlib.ExitStack() as stack:
             stream = sys.stdin.buffer if is_standard_input else stack.enter_context(file.open("rb"))
             chunk = None
@@ -93,8 +107,6 @@ def read_file(file: Path, encoding: str) -> Iterator[str]:
         raise UserError(f"{name} is not {encoding} text: {problem}. {convert}") from None
     except UnicodeError as error:
         raise UserError(f"{name} is not {encoding} text: {error}. {convert}") from None
-    except LookupError:
-        raise UserError(f"encoding is {encoding!r}. Python does not know it.") from None
     except OSError as error:
         raise UserError(f"{name} cannot be read: {error.strerror}.") from None
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from model.system.errors import UserError
+from configs.flags import UserError
 
 ESCAPE_HINT = "A line end is written $'\\n' in a shell."
 

@@ -1,1 +1,1 @@
-"""Network, optimizers, sampling, checkpoints. Imports system/, and networks/ by name."""
+"""Network, optimizers, loss, sampling, checkpoints. Imports configs/, and networks/ by name."""

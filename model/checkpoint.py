@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from model.system.errors import AbortError, UserError, out_of_memory_hint
+from configs.flags import UserError
+from model.system.errors import AbortError, is_out_of_memory, out_of_memory_hint
 from model.system.files import atomic_write
 
 MAGIC = b"QUILLPT6"
@@ -101,12 +102,9 @@ def load(path: Path | str) -> Checkpoint:
 def load_to_resume(path: Path) -> Checkpoint:
     """`load`, for a run that goes on in the directory of `path`.
 
-    If its best.pt is missing or damaged, the next evaluation writes it. Raises UserError if it is
-    not the directory of a run.
+    If its best.pt is missing or damaged, the next evaluation writes it.
     """
     checkpoint = load(path)
-    if not path.with_name("config.toml").exists():
-        raise UserError(f"{path.parent} has no config.toml, so it is not the directory of a run.")
     try:
         load(path.with_name("best.pt"))
     except UserError:
@@ -176,6 +174,8 @@ def restore(
             if scaler is not None and checkpoint.scaler:
                 scaler.load_state_dict(checkpoint.scaler)
     except (RuntimeError, ValueError) as error:
+        if is_out_of_memory(error):
+            raise
         raise UserError(f"the checkpoint does not fit the code in model/: {error}") from None
 
 

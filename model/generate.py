@@ -12,7 +12,6 @@ from typing import Annotated
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from model.attention import Cache
@@ -75,6 +74,28 @@ def sample_ids(probs_BV: np.ndarray, uniform_B: np.ndarray) -> np.ndarray:
 def first_character(vocab: str) -> str:
     """What stands in for an empty prompt: a line end, or the vocabulary's first character."""
     return next((c for c in "\n\r" if c in vocab), vocab[0])
+
+
+@torch.no_grad()
+def looks_ahead(model: nn.Module) -> bool:
+    """Whether logits depend on later characters, as they do if attention has no mask.
+
+    Such a network reads the characters that it should predict, so its loss means nothing. The model
+    must be in eval mode.
+    """
+    length = min(model.config.block_size, 256)
+    if length == 1:
+        return False
+    start = length // 2
+    ids_BT = torch.arange(length, device=next(model.parameters()).device)[None] % model.vocab_size
+    other_BT = ids_BT.clone()
+    other_BT[:, start:] = (ids_BT[:, start:] + 1) % model.vocab_size
+    logits = []
+    for text_BT in (ids_BT, other_BT):
+        torch.manual_seed(0)  # for a network that draws random numbers here, too
+        logits.append(model(text_BT)[:, :start])
+    largest, difference = logits[0].abs().max(), (logits[0] - logits[1]).abs().max()
+    return bool(difference > 1e-5 * largest)
 
 
 @torch.no_grad()
@@ -173,20 +194,3 @@ def stream(
         if not unfinished:
             break
     yield from enumerate(texts[1:], start=1)
-
-
-@torch.no_grad()
-def total_nll(model: nn.Module, ids_N: np.ndarray) -> float:
-    """Total negative log-likelihood, in nats, of the characters of a text after its first.
-
-    It is read in parts of block_size. With a cache and without max_length, each part sees those
-    before it.
-    """
-    device, block_size = next(model.parameters()).device, model.config.block_size
-    reads_on = model.max_length is None and uses_cache(model)
-    ids = torch.from_numpy(ids_N).long().to(device)
-    caches, nats = [Cache()] if reads_on else [], 0.0
-    for x_T, y_T in zip(ids[:-1].split(block_size), ids[1:].split(block_size), strict=True):
-        logits_BTV = model(x_T[None], *caches)
-        nats += F.cross_entropy(logits_BTV[0].float(), y_T, reduction="sum").item()
-    return nats

@@ -18,34 +18,19 @@ tests/model/test_networks.py tests every network, also one of your own.
 Shapes: B batch, T time (characters), V vocabulary.
 """
 
+import contextlib
 import importlib
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterator
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Annotated
 
 from torch import nn
 
-from model.system.errors import UserError
+from configs.flags import UserError
+from configs.settings import GPTConfig, count_heads
 
 FOLDER = Path(__file__).with_name("networks")
 COMMON = ("network", "n_layer", "n_head", "n_embd", "block_size", "dropout")  # of every network
-
-
-@dataclass(frozen=True)
-class GPTConfig:
-    """Which network, and its size. Without a preset, configs/recipe.py chooses most of the keys."""
-
-    network: Annotated[
-        str, "file in model/networks/; gpt: the textbook GPT; quill: learns faster"
-    ] = "quill"
-    n_layer: Annotated[int, "number of blocks", "[1, 1000]"] = 2
-    n_head: Annotated[
-        int, "attention heads per block (0: one for about 64 channels)", "[0, 1000]"
-    ] = 0
-    n_embd: Annotated[int, "channels of the residual stream", "[1, 100000]"] = 128
-    block_size: Annotated[int, "context: how many characters attention sees", "[1, 1000000]"] = 256
-    dropout: Annotated[float, "dropout probability", "[0, 1)"] = 0.0
-    bias: Annotated[bool, "network gpt: biases in linear layers and LayerNorm"] = False
 
 
 def require_consistent(config: GPTConfig) -> None:
@@ -80,14 +65,20 @@ def network_class(name: str) -> type[nn.Module]:
     return importlib.import_module(f"model.networks.{name}").GPT
 
 
-def count_heads(config: GPTConfig) -> int:
-    """The number of heads: `n_head`, or for 0 one for 64 channels."""
-    return config.n_head or max(1, config.n_embd // 64)
-
-
 def count_parameters(model: nn.Module) -> int:
     """How many numbers are trained."""
     return sum(parameter.numel() for parameter in model.parameters())
+
+
+@contextlib.contextmanager
+def eval_mode(model: nn.Module) -> Iterator[None]:
+    """Inside, the model is in eval mode; afterwards in the mode that it had before."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
 
 
 def make_network(config: GPTConfig, vocab_size: int) -> nn.Module:

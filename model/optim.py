@@ -1,39 +1,13 @@
 """Optimizers: Muon for the matrices in the blocks, AdamW for the rest."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-
-@dataclass(frozen=True)
-class OptimConfig:
-    """Optimizers, schedule, loss. Without a preset, configs/recipe.py chooses most of the keys."""
-
-    batch_size: Annotated[int, "examples per step, over all processes", "[1, 1000000]"] = 8
-    gradient_accumulation_steps: Annotated[
-        int, "parts of a batch, to save memory", "[1, 1000000]"
-    ] = 1
-    max_iters: Annotated[int, "optimizer steps", "[1, inf)"] = 1100
-    optimizer: Annotated[
-        Literal["muon", "adamw"], "of the matrices in the blocks; all else is AdamW's"
-    ] = "muon"
-    learning_rate: Annotated[float, "peak learning rate, of AdamW and Muon", "[0, 1e30]"] = 7e-3
-    min_lr: Annotated[float, "end of a cosine decay (0: linear to zero)", "[0, 1e30]"] = 0.0
-    warmup_iters: Annotated[int, "steps in which the learning rate rises", "[0, inf)"] = 20
-    beta1: Annotated[float, "AdamW's decay of the mean gradient", "[0, 1)"] = 0.9
-    beta2: Annotated[float, "AdamW's decay of the mean squared gradient", "[0, 1)"] = 0.95
-    weight_decay: Annotated[
-        float, "of the matrices in the blocks; with adamw of all matrices", "[0, 1e30]"
-    ] = 0.5
-    grad_clip: Annotated[float, "clip the gradient norm to this (0: never)", "[0, inf)"] = 1.0
-    train_temperature: Annotated[
-        float, "softmax temperature in training only; below 1 against overconfidence", "[0.1, 10]"
-    ] = 1.0
+from configs.settings import OptimConfig
 
 
 def make_optimizers(

@@ -1,6 +1,7 @@
 """Shared by the tests: an empty working directory, a small text, a tiny training run."""
 
 import contextlib
+import importlib
 import json
 import multiprocessing
 import os
@@ -9,7 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -19,6 +20,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.summary.writer import event_file_writer
 
 import train
+from model import network, networks
+from model.inspect import report
 
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # tests do not depend on the machine
 AUTO_DTYPE = os.environ.get("TEST_AUTO_DTYPE", "float32")  # what --dtype auto finds: or bfloat16
@@ -56,7 +59,7 @@ def working_in(folder: Path) -> Iterator[Path]:
         patch.chdir(folder)
         has_bfloat16 = {"avx512_bf16": AUTO_DTYPE == "bfloat16"}
         patch.setattr(torch.cpu, "get_capabilities", lambda: has_bfloat16, raising=False)
-        patch.setattr(train, "SAMPLE_CHARS", 6)  # sampling would take most of the time
+        patch.setattr(report, "SAMPLE_CHARS", 6)  # sampling would take most of the time
         yield folder
 
 
@@ -92,6 +95,27 @@ def tiny(text_file):
     """Train a tiny network: tiny("--max_iters=20 --seed=1") returns the exit status."""
     data = ["--data", str(text_file)]
     return lambda flags, *more: train.main([*data, *TINY, *flags.split(), *more])
+
+
+@pytest.fixture
+def edit_network(tmp_path, monkeypatch) -> Iterator[Callable[[str, dict[str, str]], None]]:
+    """edit_network("quill", {old: new, ...}) makes a copy with changed lines, the network `mine`.
+
+    A user's edit: `--network mine` trains it.
+    """
+    monkeypatch.setattr(network, "FOLDER", tmp_path)
+    monkeypatch.setattr(networks, "__path__", [*networks.__path__, str(tmp_path)])
+
+    def edit(original: str, changes: dict[str, str]) -> None:
+        code = (ROOT / f"model/networks/{original}.py").read_text("utf-8")
+        for old, new in changes.items():
+            assert old in code
+            code = code.replace(old, new)
+        (tmp_path / "mine.py").write_text(code, "utf-8")
+        importlib.invalidate_caches()
+
+    yield edit
+    sys.modules.pop("model.networks.mine", None)
 
 
 @pytest.fixture(scope="session")

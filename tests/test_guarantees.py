@@ -18,14 +18,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from configs.training import TrainConfig
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 import sample
 import train
-from configs.schema import ConfigParser
-from configs.training import TrainConfig
+from configs.flags import ConfigParser
 from model import checkpoint
 from model.system import device
 from tests.conftest import (

@@ -17,19 +17,19 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from configs.training import TrainConfig
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import train
 from configs import prepare, report
+from configs.flags import make_config
 from configs.recipe import Budget, recipe, step_flops
-from configs.schema import make_config
-from configs.training import TrainConfig
-from data.corpus import DataConfig, open_corpus
+from configs.settings import DataConfig, GPTConfig, OptimConfig
+from data.corpus import open_corpus
 from model import checkpoint
-from model.network import GPTConfig, make_network
+from model.network import make_network
 from model.networks.quill import GPT
-from model.optim import OptimConfig
 from model.system.device import Machine, seed_all
 from model.system.logger import Logger, SilentLogger
 from tests.conftest import LINES, TINY, curve, summary

@@ -1,1 +1,1 @@
-"""What a person looks at. Imports model/attention.py and model/system."""
+"""What a person looks at: reports, maps, the attention page."""

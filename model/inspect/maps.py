@@ -1,18 +1,43 @@
-"""Images of attention for TensorBoard."""
+"""Images of attention for TensorBoard.
+
+Shapes: T characters (queries and keys).
+"""
+
+from functools import lru_cache
 
 import numpy as np
+from PIL import Image, ImageDraw, ImageFont, ImageOps  # TensorBoard installs Pillow
 from torch import Tensor
 
-CELL = 8  # pixels of one weight
-MAP_CHARS = 48
-WHITE, BLUE = np.array([255, 255, 255]), np.array([0, 60, 140])
+CELL = 10  # pixels of one weight
+BACKGROUND = "#eeeeee"
+MAP_CHARS = 32  # so that TensorBoard shows the labels in their size
 
 
-def draw_weights(weights_TT: Tensor) -> np.ndarray:
+def draw_weights(weights_TT: Tensor, text: str) -> np.ndarray:
     """An RGB image of what one head looks at: rows are queries, columns are keys.
 
-    White is 0, dark blue 1; the root makes small weights visible. The attention page of sample.py
-    shows the characters, too.
+    The T characters of `text` stand at both axes. White is 0, dark blue 1; the root makes small
+    weights visible.
     """
-    shades_TT = weights_TT.clamp(0, 1).sqrt().numpy().repeat(CELL, 0).repeat(CELL, 1)
-    return (WHITE + shades_TT[..., None] * (BLUE - WHITE)).astype(np.uint8)
+    T = len(text)
+    shades_TT = (weights_TT.clamp(0, 1).sqrt() * 255).byte().numpy()
+    cells = ImageOps.colorize(Image.fromarray(shades_TT), "white", "#003c8c")
+    image = Image.new("RGB", ((T + 2) * CELL, (T + 2) * CELL), BACKGROUND)
+    image.paste(cells.resize((T * CELL, T * CELL), Image.Resampling.NEAREST), (2 * CELL, 2 * CELL))
+    for i, character in enumerate(text, start=2):
+        image.paste(draw_label(character, 2 * CELL, CELL), (0, i * CELL))
+        image.paste(draw_label(character, CELL, 2 * CELL), (i * CELL, 0))
+    return np.asarray(image)
+
+
+@lru_cache(maxsize=10_000)
+def draw_label(character: str, width: int, height: int) -> Image.Image:
+    """An image of a character; empty if Pillow's own font, which is Latin, lacks it."""
+    font = ImageFont.load_default(CELL)
+    label = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}.get(character, character)
+    image = Image.new("RGB", (width, height), BACKGROUND)
+    if bytes(font.getmask(label)) != bytes(font.getmask("\U0010ffff")):  # what stands for missing
+        middle = (width / 2, height / 2)
+        ImageDraw.Draw(image).text(middle, label, "black", font, anchor="mm")
+    return image

@@ -6,6 +6,8 @@ N numbers shown of a vector, R places in the residual stream (before, between, a
 
 import base64
 import json
+import math
+import sys
 import zlib
 from pathlib import Path
 
@@ -16,10 +18,12 @@ from torch.nn.functional import cosine_similarity, cross_entropy
 from model.attention import AttentionCall
 from model.inspect.record import record_attention, residual_stream
 from model.system.errors import AbortError
+from model.system.terminal import print_line
 
 TEMPLATE = Path(__file__).with_name("page.html")
 DATA = "/*DATA*/"  # is replaced by the data
 MAX_PAGE_CHARS = 1000
+MAX_PAGE_WEIGHTS = 8_000_000  # a page has about 2 bytes for each
 SHOWN_FEATURES = 4  # of each query, key and value
 SHOWN_NEXT = 5  # most probable next characters
 LEVELS = 32766  # weights are rounded to so many parts; 256 characters take about 60 KB per head
@@ -29,12 +33,17 @@ LEVELS = 32766  # weights are rounded to so many parts; 256 characters take abou
 def attention_page(model: nn.Module, vocab: str, ids: list[int], about: str) -> str:
     """An HTML page, complete in itself, that shows what `model` computed for a text.
 
-    It shows the first MAX_PAGE_CHARS characters, or as many as `model` can read at once. `model` is
-    in eval mode. Raises AbortError if no attention could be recorded.
+    It shows the first MAX_PAGE_CHARS characters; fewer if there are many heads, or if `model`
+    cannot read as many at once. `model` is in eval mode. Raises AbortError if no attention could
+    be recorded.
     """
-    shown = ids[: min(MAX_PAGE_CHARS, model.max_length or MAX_PAGE_CHARS)]
+    heads = model.config.n_layer * model.config.n_head
+    limit = min(MAX_PAGE_CHARS, math.isqrt(2 * MAX_PAGE_WEIGHTS // heads))
+    shown = ids[: min(limit, model.max_length or limit)]
     if len(shown) < len(ids):
-        about += f"; the first {len(shown):,} of {len(ids):,} characters"
+        cut = f"the first {len(shown):,} of {len(ids):,} characters"
+        about += f"; {cut}"
+        print_line(f"attention page: {cut}", sys.stderr)
     ids_T = torch.tensor(shown, device=next(model.parameters()).device)
     with record_attention(model) as recorded:
         logits_BTV = model(ids_T[None])

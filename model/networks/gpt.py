@@ -10,8 +10,8 @@ V vocabulary.
 import torch
 from torch import Tensor, nn
 
+from configs.settings import GPTConfig
 from model.attention import Cache, attend
-from model.network import GPTConfig
 
 
 class Attention(nn.Module):

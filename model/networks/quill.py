@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from configs.settings import GPTConfig
 from model.attention import Cache, attend
 from model.layers import Dropout, relu_squared
-from model.network import GPTConfig
 
 
 def rotation_angles(start: int, T: int, D: int, like: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,1 +1,1 @@
-"""The machine: devices, processes, files, errors, logs. Imports no other folder."""
+"""The machine: devices, processes, files, errors, logs. Imports configs/ only."""

@@ -1,4 +1,4 @@
-"""Device, dtype, compilation: the only file that names cuda, mps, bfloat16 or float16."""
+"""Device, dtype, compilation, seeds."""
 
 import ctypes
 import os
@@ -8,13 +8,13 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from model.system.errors import UserError
+from configs.flags import UserError
+from configs.settings import CompileConfig, DeviceConfig
 from model.system.processes import Processes
 from model.system.terminal import print_line
 
@@ -23,30 +23,6 @@ CPU_EVAL_CHARS = 4096  # per evaluation batch: fits the processor's cache
 GPU_EVAL_CHARS, GPU_EVAL_LOGITS = 65_536, 2**25  # the latter are 128 MB
 COMPILED_STEPS = 5_000  # compiling takes 15 to 20 s, and saves 4 to 10 ms of a step
 CPU_PARAMETERS, CPU_SAMPLES = 10_000_000, 8  # up to these, a CPU samples as fast
-
-
-@dataclass(frozen=True)
-class DeviceConfig:
-    """What to compute on."""
-
-    device: Annotated[str, "auto (cuda or cpu), cpu, cuda, cuda:N or mps"] = "auto"
-    dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16"],
-        "dtype of matrix products; auto: the fastest for training, float32 for sampling",
-    ] = "auto"
-
-
-@dataclass(frozen=True)
-class CompileConfig(DeviceConfig):
-    """What to train on."""
-
-    compile: Annotated[
-        Literal["auto", "on", "off", "True", "False"],
-        "torch.compile; auto: on CUDA, in long runs",
-    ] = "auto"
-    deterministic: Annotated[
-        bool, "refuse operations that do not repeat exactly; --no-deterministic allows them"
-    ] = True
 
 
 @dataclass(frozen=True)
@@ -132,7 +108,8 @@ class Machine:
         try:  # The first call, and the first backward pass, compile.
             with self.autocast():
                 logits_BTV = compiled(ids_BT)
-            logits_BTV.float().logsumexp(-1).mean().backward()
+            if logits_BTV.requires_grad:
+                logits_BTV.float().logsumexp(-1).mean().backward()
         except Exception as error:  # the compiler raises exceptions of many types
             if self.processes.world_size > 1:
                 print_line("note: --compile off trains without the compiler.", sys.stderr)
@@ -201,14 +178,7 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
 def training_machine(config: CompileConfig, processes: Processes) -> Machine:
     """The machine to train on, configured so that training is fast and repeats exactly."""
     device = choose_device(config.device, processes)
-    # cuBLAS is deterministic only with :4096:8 or :16:8.
-    workspace = os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    must_repeat = device.type == "cuda" and config.deterministic
-    if must_repeat and workspace not in (":4096:8", ":16:8"):
-        raise UserError(
-            f"CUBLAS_WORKSPACE_CONFIG is {workspace!r}. Set it to :4096:8 or :16:8, or use "
-            "--no-deterministic."
-        )
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # so that cuBLAS is deterministic
     # Otherwise the embedding's backward pass on a CPU adds up in a different order each time.
     # (torch.use_deterministic_algorithms does the same, and imports the compiler, which takes 1 s.)
     torch.set_deterministic_debug_mode("error" if config.deterministic else "default")

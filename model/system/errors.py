@@ -8,11 +8,8 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 
+from configs.flags import UserError
 from model.system.terminal import print_line, redirect_to_devnull
-
-
-class UserError(ValueError):
-    """The input is wrong: a flag, a file, a text. Shown as one line; exit status 2."""
 
 
 class AbortError(RuntimeError):
@@ -22,9 +19,9 @@ class AbortError(RuntimeError):
 def report_errors(main: Callable[[list[str]], None]) -> Callable[..., int]:
     """Decorator of a command's main(argv): an expected error becomes one line on standard error.
 
-    These are UserError, AbortError, and OSError (a full disk, a folder that was deleted). Returns
-    the exit status: 2, 1, 130 after Ctrl-C, that of sys.exit, or 0, also if nobody reads standard
-    output any more. Every other exception is a bug and keeps its traceback.
+    These are UserError and AbortError. Returns the exit status: 2, 1, 130 after Ctrl-C, that of
+    sys.exit, or 0, also if nobody reads standard output any more. Every other exception is a bug
+    and keeps its traceback.
     """
 
     @functools.wraps(main)
@@ -39,9 +36,7 @@ def report_errors(main: Callable[[list[str]], None]) -> Callable[..., int]:
             return 128 + signal.SIGINT
         except BrokenPipeError:  # the reader, such as head, has enough
             redirect_to_devnull(sys.stdout)
-        except (UserError, AbortError, OSError) as error:
-            if isinstance(error, OSError) and isinstance(error.filename, bytes):
-                error.filename = os.fsdecode(error.filename)  # of TensorBoard's files
+        except (UserError, AbortError) as error:
             print_line("error: " + " ".join(str(error).split()), sys.stderr)
             return 2 if isinstance(error, UserError) else 1
         return 0
@@ -75,6 +70,23 @@ def catch_signals() -> Iterator[list[int]]:
 
 
 @contextlib.contextmanager
+def disk_errors(name: object) -> Iterator[None]:
+    """Turn an OSError into an AbortError: a full disk, or a folder that was deleted.
+
+    It goes around the writing of Quill's own files, of which `name` is one, not around code of a
+    network.
+    """
+    try:
+        yield
+    except BrokenPipeError:  # see `report_errors`
+        raise
+    except OSError as error:
+        # A full disk has no name; that of TensorBoard's files is in bytes.
+        error.filename = os.fsdecode(error.filename or str(name))
+        raise AbortError(str(error)) from error
+
+
+@contextlib.contextmanager
 def out_of_memory_hint(hint: str) -> Iterator[None]:
     """Turn an out-of-memory error of Python, NumPy or PyTorch into an AbortError with `hint`."""
     try:
@@ -82,11 +94,16 @@ def out_of_memory_hint(hint: str) -> Iterator[None]:
     except AbortError:  # it has a hint
         raise
     except (MemoryError, RuntimeError) as error:
-        # PyTorch on CUDA; on a CPU of Linux, of Windows
-        messages = ("out of memory", "ALLOC_FAILED", "can't allocate memory", "not enough memory")
-        if isinstance(error, MemoryError) or any(words in str(error) for words in messages):
+        if is_out_of_memory(error):
             raise AbortError(f"out of memory. {hint}") from None
         raise
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether PyTorch, NumPy or Python found no more memory."""
+    # PyTorch on CUDA; on a CPU of Linux, of Windows
+    messages = ("out of memory", "ALLOC_FAILED", "can't allocate memory", "not enough memory")
+    return isinstance(error, MemoryError) or any(words in str(error) for words in messages)
 
 
 def require_finite(name: str, value: float, step: int) -> None:

@@ -9,7 +9,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO
 
-from model.system.errors import UserError
+from configs.flags import UserError
+from model.system.errors import disk_errors
 from model.system.terminal import quote
 
 
@@ -17,18 +18,16 @@ from model.system.terminal import quote
 def atomic_write(path: Path) -> Iterator[BinaryIO]:
     """A file to write that replaces `path` once it is complete and on disk.
 
-    An OSError (the disk is full or not writable) leaves `path` as it was.
+    Raises AbortError if the disk is full or not writable; then `path` is as it was.
     """
     temporary = path.with_name(f"{path.name[:50]}.{uuid.uuid4().hex}.tmp")  # a name has a limit
     try:
-        with open(temporary, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        replace(temporary, path)
-    except OSError as error:
-        error.filename = error.filename or str(path)  # a full disk has none
-        raise
+        with disk_errors(path):
+            with open(temporary, "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            replace(temporary, path)
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()

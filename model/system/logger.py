@@ -3,47 +3,55 @@
 import json
 import sys
 import threading
+from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 from tqdm import tqdm
 
+from model.system.errors import disk_errors
 from model.system.files import atomic_write
 from model.system.terminal import print_line
 
 
-class SilentLogger:
-    """Takes the place of Logger where nothing is written: whatever is called does nothing."""
+def writes(method: Callable[..., None]) -> Callable[..., None]:
+    """Decorator of a method that writes to the run's directory: a full disk ends the run."""
 
-    def __getattr__(self, name: str) -> "SilentLogger":
-        return self
+    @wraps(method)
+    def wrapper(self: "Logger", *args: Any) -> None:
+        with disk_errors(self.run_dir):
+            method(self, *args)
 
-    def __call__(self, *args: Any, **options: Any) -> None:
-        pass
+    return wrapper
 
 
 class Logger:
     """Writes the curves, pictures and summary of a run; shows the progress bar.
 
-    `train` and `val` are TensorBoard's writers; a tag in both is one chart with two curves.
-    TensorBoard groups tags by what stands before their first slash. Close the logger at the end.
+    Only the main process has one. A tag of the splits "train" and "val" is one chart with two
+    curves; TensorBoard groups tags by what stands before their first slash. Close it at the end.
     """
 
     def __init__(self, run_dir: Path, config: dict[str, Any], step: int) -> None:
         """The run begins, or goes on, at `step`."""
         self.run_dir = run_dir
-        for leftover in run_dir.glob(f"*.{'[0-9a-f]' * 32}.tmp"):
-            leftover.unlink()  # of a killed process, see atomic_write
         threading.excepthook = _ignore_disk_errors
-        # purge_step drops what a killed run logged after its last checkpoint.
-        self.train = SummaryWriter(str(run_dir / "train"), purge_step=step)
-        self.val = SummaryWriter(str(run_dir / "val"), purge_step=step)
-        # In the HParams tab: the config, and the curve of this tag (0.0 is a placeholder).
-        values = {key: str(v) if isinstance(v, tuple) else v for key, v in config.items()}
-        for summary in hparams(values, {"loss_best": 0.0}):
-            self.val.file_writer.add_summary(summary)
+        with disk_errors(run_dir):
+            for leftover in run_dir.glob(f"*.{'[0-9a-f]' * 32}.tmp"):
+                leftover.unlink()  # of a killed process, see atomic_write
+            # purge_step drops what a killed run logged after its last checkpoint.
+            self.writers = {
+                split: SummaryWriter(str(run_dir / split), purge_step=step)
+                for split in ("train", "val")
+            }
+            # In the HParams tab: the config, and the curve of this tag (0.0 is a placeholder).
+            values = {key: str(v) if isinstance(v, tuple) else v for key, v in config.items()}
+            for summary in hparams(values, {"loss_best": 0.0}):
+                self.writers["val"].file_writer.add_summary(summary)
         # disable=None: no bar unless on a terminal
         self.bar = tqdm(
             total=config["max_iters"], initial=step, unit="step", dynamic_ncols=True, disable=None
@@ -59,16 +67,27 @@ class Logger:
             self.bar.total = max(step, round(step / progress))
         self.bar.update(step - self.bar.n)
 
-    def log_step(self, step: int, curves: dict[str, float]) -> None:
-        """A point of each curve of the training steps, and the loss beside the bar."""
-        for tag, value in curves.items():
-            self.train.add_scalar(tag, value, step)
-        self.bar.set_postfix_str(f"loss {curves['loss']:.3f}", refresh=False)
+    @writes
+    def add_scalars(self, split: str, step: int, values: dict[str, float]) -> None:
+        """A point of the curve of each tag."""
+        for tag, value in values.items():
+            self.writers[split].add_scalar(tag, value, step)
 
+    @writes
+    def add_text(self, tag: str, step: int, text: str) -> None:
+        """A text, shown as Markdown."""
+        self.writers["val"].add_text(tag, text, step)
+
+    @writes
+    def add_image(self, tag: str, step: int, image_HWC: np.ndarray) -> None:
+        """An RGB image."""
+        self.writers["val"].add_image(tag, image_HWC, step, dataformats="HWC")
+
+    @writes
     def flush(self) -> None:
         """Write all that was logged."""
-        self.train.flush()
-        self.val.flush()
+        for writer in self.writers.values():
+            writer.flush()
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Write summary.json."""
@@ -76,11 +95,12 @@ class Logger:
         with atomic_write(self.run_dir / "summary.json") as file:
             file.write(json.dumps(summary, indent=2).encode() + b"\n")
 
+    @writes
     def close(self) -> None:
         """Close the progress bar and write all that was logged."""
         self.bar.close()
-        self.train.close()
-        self.val.close()
+        for writer in self.writers.values():
+            writer.close()
 
 
 def _ignore_disk_errors(failure: threading.ExceptHookArgs) -> None:

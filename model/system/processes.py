@@ -10,7 +10,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from model.system.errors import AbortError, UserError
+from configs.flags import UserError
+from model.system.errors import AbortError
 
 T = TypeVar("T")
 

@@ -30,13 +30,14 @@ from statistics import mean, median, quantiles, stdev
 from typing import IO, Any
 
 import torch
-
-from configs.recipe import STUDENT_STEPS
-from configs.schema import make_groups
 from configs.training import TrainConfig, parse_train_command
-from data.corpus import DataConfig, open_corpus
+
+from configs.flags import UserError, make_groups
+from configs.recipe import STUDENT_STEPS
+from configs.settings import DataConfig
+from data.corpus import open_corpus
 from model.system.device import training_machine
-from model.system.errors import AbortError, UserError, report_errors
+from model.system.errors import AbortError, report_errors
 from model.system.files import atomic_write, lock_run_dir
 from model.system.processes import Processes
 from tests.benchmarks.peer import ROOT

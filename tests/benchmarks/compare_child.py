@@ -15,8 +15,8 @@ import torch
 
 import train
 from configs import report
+from configs.flags import UserError
 from model.generate import looks_ahead
-from model.system.errors import UserError
 
 
 def copy_source(run_dir: Path) -> None:

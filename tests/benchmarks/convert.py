@@ -12,9 +12,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from configs.settings import GPTConfig
 from model import checkpoint
 from model.checkpoint import Checkpoint
-from model.network import GPTConfig, make_network
+from model.network import make_network
 
 # Parts of nanoGPT's parameter names, and of ours.
 NAMES = {

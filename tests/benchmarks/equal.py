@@ -9,7 +9,8 @@ import sys
 import torch
 import torch.nn.functional as F
 
-from model.network import GPTConfig, make_network
+from configs.settings import GPTConfig
+from model.network import make_network
 from tests.benchmarks.convert import convert
 from tests.benchmarks.peer import arguments
 

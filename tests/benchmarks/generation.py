@@ -16,9 +16,9 @@ from statistics import median
 
 import numpy as np
 import torch
-
-from configs.schema import make_config
 from configs.training import TrainConfig
+
+from configs.flags import make_config
 from model import checkpoint
 from model.checkpoint import Checkpoint
 from model.generate import GenerationConfig, stream

@@ -18,7 +18,8 @@ from pathlib import Path
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from data.corpus import DataConfig, open_corpus
+from configs.settings import DataConfig
+from data.corpus import open_corpus
 from data.shakespeare import tiny_shakespeare
 from tests.benchmarks.peer import ROOT, arguments, machine
 

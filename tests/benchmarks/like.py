@@ -12,8 +12,9 @@ from statistics import mean, median, stdev
 import torch
 
 import train
-from configs.schema import make_config
-from data.corpus import DataConfig, open_corpus
+from configs.flags import make_config
+from configs.settings import DataConfig
+from data.corpus import open_corpus
 from data.shakespeare import tiny_shakespeare
 from model import checkpoint
 from model.network import make_network

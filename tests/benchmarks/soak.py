@@ -21,10 +21,10 @@ from typing import TextIO
 import numpy as np
 
 import train
+from configs.flags import UserError
 from configs.recipe import TEACHER_STEPS
 from model import checkpoint
 from model.network import FOLDER
-from model.system.errors import UserError
 from tests.benchmarks.peer import ROOT, arguments, machine
 from tests.conftest import LINES, TINY
 from tests.test_guarantees import FUZZ, assert_intact, flip

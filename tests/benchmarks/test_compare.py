@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data.corpus import DataConfig, open_corpus
+from configs.settings import DataConfig
+from data.corpus import open_corpus
 from model.system.files import lock_run_dir
 from tests.benchmarks import compare
 from tests.benchmarks.compare import SMALL, Speed, answer, difference, seeds_needed

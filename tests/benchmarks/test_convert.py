@@ -9,9 +9,10 @@ from torch import Tensor
 
 import sample
 import train
+from configs.flags import UserError
+from configs.settings import GPTConfig
 from model import checkpoint
-from model.network import GPTConfig, make_network
-from model.system.errors import UserError
+from model.network import make_network
 from tests.benchmarks import convert
 from tests.conftest import LINES
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import pytest
 import torch
+from configs.training import TrainConfig, known_values, parse_train_command
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -18,14 +19,13 @@ import configs
 import sample
 import train
 from configs import prepare, training
+from configs.flags import ConfigParser, UserError, make_config, to_dict, to_toml
 from configs.recipe import Budget, recipe
-from configs.schema import ConfigParser, make_config, to_dict, to_toml
-from configs.training import TrainConfig, known_values, parse_train_command
-from data.corpus import DataConfig, open_corpus
+from configs.settings import DataConfig
+from data.corpus import open_corpus
 from model import checkpoint, network
 from model.network import GPTConfig, require_consistent
 from model.networks import quill
-from model.system.errors import UserError
 
 PRESETS = Path(configs.__file__).parent
 PARSER = ConfigParser(TrainConfig, usage="", description="")

@@ -3,12 +3,12 @@
 from dataclasses import replace
 
 import pytest
+from configs.training import TrainConfig
 from hypothesis import given
 from hypothesis import strategies as st
 
+from configs.flags import make_config, to_dict
 from configs.recipe import GPU_FLOPS, Budget, recipe, step_flops
-from configs.schema import make_config, to_dict
-from configs.training import TrainConfig
 from model.network import GPTConfig, count_heads
 
 budgets = st.builds(

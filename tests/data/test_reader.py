@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
+from configs.flags import UserError
 from data.reader import find_text_files, read_chunks, read_text
-from model.system.errors import UserError
 
 
 def test_text_files_are_joined_by_newlines_in_natural_order(tmp_path):

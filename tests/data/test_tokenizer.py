@@ -5,8 +5,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from configs.flags import UserError
 from data.tokenizer import CharTokenizer
-from model.system.errors import UserError
 
 
 @given(st.text(min_size=1), st.randoms())

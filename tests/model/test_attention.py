@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from configs.settings import GPTConfig
 from model import attention
 from model.attention import (
     attend,
@@ -14,7 +15,6 @@ from model.attention import (
     attention_weights,
     record,
 )
-from model.network import GPTConfig
 from model.networks.quill import Attention, rotate, rotation_angles
 
 NO_POSITIONS = torch.ones(6, 4).double(), torch.zeros(6, 4).double()  # angles of zero

@@ -12,10 +12,12 @@ import torch
 from torch import nn
 from torch.amp import GradScaler
 
+from configs.flags import UserError
+from configs.settings import GPTConfig, OptimConfig
 from model.checkpoint import MAGIC, Checkpoint, capture, load, resolve, restore, save
-from model.network import GPTConfig, make_network
-from model.optim import OptimConfig, make_optimizers
-from model.system.errors import AbortError, UserError
+from model.network import make_network
+from model.optim import make_optimizers
+from model.system.errors import AbortError
 
 
 def make_run(n_embd: int = 8) -> tuple[nn.Module, list, GradScaler]:

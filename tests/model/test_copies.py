@@ -1,16 +1,11 @@
 """Copies of our networks with a changed line: everything follows, as for the original."""
 
-import importlib
-import sys
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 import torch
 
 import sample
 import train
-from model import checkpoint, network, networks
+from model import checkpoint
 from model.attention import Cache
 from model.generate import uses_cache
 from model.inspect.page import attention_page
@@ -69,19 +64,11 @@ COPIES = {
 
 
 @pytest.fixture(params=COPIES)
-def copy(request, tmp_path, monkeypatch) -> Iterator[bool]:
+def copy(request, edit_network) -> bool:
     """The network `mine` is the copy; whether its page shows queries and keys."""
     original, changes, is_textbook = COPIES[request.param]
-    code = (network.FOLDER / f"{original}.py").read_text("utf-8")
-    for old, new in changes.items():
-        assert old in code
-        code = code.replace(old, new)
-    Path(tmp_path, "mine.py").write_text(code, "utf-8")
-    monkeypatch.setattr(network, "FOLDER", tmp_path)
-    monkeypatch.setattr(networks, "__path__", [*networks.__path__, str(tmp_path)])
-    importlib.invalidate_caches()
-    yield is_textbook
-    del sys.modules["model.networks.mine"]
+    edit_network(original, changes)
+    return is_textbook
 
 
 @torch.no_grad()

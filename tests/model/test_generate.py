@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from configs.settings import GPTConfig
 from model import generate
 from model.generate import (
     GenerationConfig,
@@ -18,7 +19,6 @@ from model.generate import (
     sample_ids,
     uses_cache,
 )
-from model.network import GPTConfig
 from model.networks import quill
 from model.networks.quill import TokenShift
 from model.system.errors import AbortError

@@ -19,9 +19,10 @@ import torch.nn.functional as F
 from torch import nn
 
 import train
+from configs.settings import GPTConfig, OptimConfig
 from model.attention import Cache
-from model.network import GPTConfig, make_network, network_names
-from model.optim import OptimConfig, make_optimizers
+from model.network import make_network, network_names
+from model.optim import make_optimizers
 from tests.test_train import assert_same_run, at_steps
 
 NETWORKS = network_names()

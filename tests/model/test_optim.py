@@ -5,15 +5,16 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from configs.training import TrainConfig
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
 from configs import schedule
-from configs.schema import make_config
-from configs.training import TrainConfig
+from configs.flags import make_config
+from configs.settings import GPTConfig
 from model import optim
-from model.network import GPTConfig, make_network
+from model.network import make_network
 from model.networks.quill import GPT
 from model.optim import Muon, OptimConfig
 

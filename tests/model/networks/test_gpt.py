@@ -6,9 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from configs.settings import GPTConfig
 from model import attention
 from model.attention import attend
-from model.network import GPTConfig, make_network
+from model.network import make_network
 from tests.model.test_networks import random_gpt, random_ids
 
 

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from configs.settings import GPTConfig
 from model.layers import Dropout
-from model.network import GPTConfig, make_network
+from model.network import make_network
 from model.networks.quill import norm
 from tests.model.test_networks import random_gpt, random_ids
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from configs.flags import UserError
 from model.system import device
 from model.system.device import (
     CompileConfig,
@@ -17,7 +18,6 @@ from model.system.device import (
     choose_dtype,
     device_kind,
 )
-from model.system.errors import UserError
 from model.system.processes import Processes
 
 CPU, CUDA, MPS = torch.device("cpu"), torch.device("cuda"), torch.device("mps")

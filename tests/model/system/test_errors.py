@@ -6,8 +6,9 @@ import signal
 import pytest
 import torch
 
+from configs.flags import UserError
 from model.system import errors
-from model.system.errors import AbortError, UserError, catch_signals
+from model.system.errors import AbortError, catch_signals
 
 OUT_OF_MEMORY = "error: out of memory. Use a smaller --batch_size.\n"
 

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Backend, BackendConfig
 
-from model.system.errors import UserError
+from configs.flags import UserError
 from model.system.processes import Processes
 from tests.conftest import start_processes
 

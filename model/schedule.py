@@ -2,7 +2,7 @@
 
 import math
 
-from configs.training import TrainConfig
+from configs.settings import OptimConfig, TrainConfig
 from model.checkpoint import Checkpoint
 
 MAX_TIMED_EVALUATIONS = 10  # of a run with --minutes
@@ -35,16 +35,21 @@ def evaluations(progress: float, config: TrainConfig) -> int:
     return math.floor(progress * count + 1e-9)
 
 
-def learning_rate(step: int, progress: float, config: TrainConfig) -> float:
+def learning_rate(step: int, progress: float, config: OptimConfig) -> float:
     """The learning rate at a step: a linear warmup, then a decay that ends with the run.
 
-    It is linear to zero, or a cosine to min_lr (Loshchilov and Hutter 2017, "SGDR").
+    `progress`, below 1, is the part of the run that is done. Without `min_lr` the rate is the
+    smaller of two straight lines: up to the peak during the warmup, and from the peak at the start
+    of the run to zero at its end. With it, a cosine begins after the warmup and ends at `min_lr`
+    (Loshchilov and Hutter 2017, "SGDR").
     """
     warmup = (step + 1) / (config.warmup_iters + 1)
     if not config.min_lr:
         return config.learning_rate * min(warmup, 1 - progress)
-    cosine = (1 + math.cos(math.pi * progress)) / 2
-    return min(
-        config.learning_rate * warmup,
-        config.min_lr + cosine * (config.learning_rate - config.min_lr),
-    )
+    if step < config.warmup_iters:
+        return config.learning_rate * warmup
+    # The warmup's part of the run, as if all steps took as long (with --minutes they may not).
+    warmup_progress = progress * config.warmup_iters / max(step, 1)
+    done = (progress - warmup_progress) / (1 - warmup_progress)
+    cosine = (1 + math.cos(math.pi * done)) / 2
+    return config.min_lr + cosine * (config.learning_rate - config.min_lr)

@@ -1,28 +1,45 @@
 """A config is a frozen dataclass that inherits its fields from groups; each is a flag, a TOML key.
 
-    class TrainConfig(DataConfig, GPTConfig, OptimConfig, RunConfig, CompileConfig): ...
-
-So each file declares its own settings, and whoever has a config writes `config.n_layer`. A field
-also makes a line of --help:
-
-    n_layer: Annotated[int, "number of blocks", "[1, 1000]"] = 2
-
-The type is int, float, bool, str, `str | None`, `tuple[str, ...] | None` or a Literal of strings. A
-number may have the interval of its valid values.
+configs/settings.py says how a field is declared. Here also: the command line of train.py.
 """
 
 import argparse
 import difflib
 import json
+import os
 import tomllib
 from collections.abc import Callable, Collection
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
-from model.system.errors import UserError
+from configs.recipe import Budget, recipe
+from configs.settings import GPTConfig, TrainConfig, count_heads
 
 TEXTS = tuple[str, ...] | None  # in TOML a list
+USAGE = """\
+python train.py [PRESET.toml] [--key value ...]
+       python train.py --resume RUN_DIR [--key value ...]"""
+DESCRIPTION = """\
+Train a character-level GPT. Without a preset, the recipe (configs/recipe.py) chooses settings from
+the length of the text, the kind of device, --minutes, and whether there is an --init_from. Every
+other flag changes one setting and no other. A preset states what differs from the defaults."""
+RESUMABLE = ("data", "max_iters", "minutes", "eval_interval", "log_interval")
+RESUMABLE += ("device", "dtype", "compile", "deterministic", "gradient_accumulation_steps")
+# --init_from cannot change these: the weights would not fit, or would mean something else.
+FIXED = ("network", "n_layer", "n_head", "n_embd", "bias")
+
+
+class UserError(ValueError):
+    """The input is wrong: a flag, a file, a text. Shown as one line; exit status 2."""
+
+
+class Command(NamedTuple):
+    """The command line of train.py."""
+
+    resume: str | None
+    uses_recipe: bool  # a new run without a preset: the recipe chooses what is not given
+    given: dict[str, Any]  # the keys of the preset, and the flags
 
 
 class ConfigParser(argparse.ArgumentParser):
@@ -166,3 +183,70 @@ def to_toml(config: Any) -> str:
                 text = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
                 lines.append(f"{f.name} = {text}")
     return "\n".join(lines).lstrip() + "\n"
+
+
+def parse_train_command(argv: list[str]) -> Command:
+    """The command line of train.py. Raises UserError."""
+    parser = ConfigParser(TrainConfig, USAGE, DESCRIPTION, by_recipe=recipe(Budget()))
+    parser.add_argument("preset", nargs="?", metavar="PRESET.toml", help="a file of keys")
+    resume_help = f"continue a run; may change {', '.join(RESUMABLE)}"
+    parser.add_argument("--resume", metavar="RUN_DIR", help=resume_help)
+    flags = parser.parse(argv)
+    preset, resume = flags.pop("preset", None), flags.pop("resume", None)
+    if resume is not None:
+        if preset is not None:
+            raise UserError(f"--resume takes all keys from the checkpoint. Leave out {preset!r}.")
+        if fixed := sorted(flags.keys() - set(RESUMABLE)):
+            raise UserError(
+                f"{fixed[0]} cannot be changed in a resumed run. Only {', '.join(RESUMABLE)} can."
+            )
+    elif preset is not None:
+        flags = parser.parse_preset(preset) | flags
+    if "data" in flags:
+        flags["data"] = absolute_paths(flags["data"])
+    if "init_from" in flags:
+        flags["init_from"] = os.path.abspath(flags["init_from"])
+    return Command(resume, resume is None and preset is None, flags)
+
+
+def absolute_paths(paths: tuple[str, ...]) -> tuple[str, ...]:
+    """So that a run can be resumed from another folder. Raises UserError for what is no path."""
+    for path in paths:
+        if not path or "://" in path:
+            raise UserError(f"data is {path!r}. Name a file or folder; download an address.")
+    if len(paths) > 1 and paths[-1].endswith(".toml"):
+        raise UserError(
+            f"--data takes every path that follows, including {paths[-1]}. Put a preset before the "
+            "flags."
+        )
+    return tuple(path if path == "-" else os.path.abspath(path) for path in paths)
+
+
+def known_values(command: Command, saved: dict[str, Any]) -> dict[str, Any]:
+    """The values that do not depend on the text: those given, over those of a checkpoint's config.
+
+    `saved` is that config: for --resume all its keys count, for --init_from those of the network,
+    except dropout. Raises UserError if a key in FIXED is given differently.
+    """
+    given = command.given
+    if command.resume is not None:
+        if "-" in saved.get("data", ()) and "data" not in given:
+            raise UserError(
+                "the text of this run came from standard input. Name a file with the same text: "
+                "--data FILE."
+            )
+        return saved | given
+    if not saved:
+        return given
+    base = make_config(TrainConfig, saved)
+    base = replace(base, n_head=count_heads(base))
+    if given.get("n_head") == 0:  # as in a config.toml: that of the weights
+        given = {key: value for key, value in given.items() if key != "n_head"}
+    for name in FIXED:
+        if given.get(name, getattr(base, name)) != getattr(base, name):
+            raise UserError(
+                f"{name} is {given[name]}, but {given['init_from']} has {getattr(base, name)}, "
+                f"which cannot be changed. Leave {name} out of the flags and the preset."
+            )
+    inherited = [f.name for f in fields(GPTConfig) if f.name != "dropout"]
+    return {name: getattr(base, name) for name in inherited} | given

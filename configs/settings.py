@@ -1,0 +1,129 @@
+"""Every setting of train.py, and its default. Each field is a flag and a TOML key.
+
+A field also makes a line of --help:
+
+    n_layer: Annotated[int, "number of blocks", "[1, 1000]"] = 2
+
+The type is int, float, bool, str, `str | None`, `tuple[str, ...] | None` or a Literal of strings. A
+number may have the interval of its valid values. The first line of a class is the title of its
+group in --help and in config.toml.
+
+The defaults count for runs with a preset. In other runs configs/recipe.py chooses most of them.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+TEXT_FILES = ".txt"  # what is read of a folder, in any case; a file that is named is always read
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Which text, and how much of it is for validation."""
+
+    data: Annotated[
+        tuple[str, ...] | None,
+        f"text files, folders of {TEXT_FILES} files, or - for standard input; default: Tiny "
+        "Shakespeare",
+    ] = None
+    encoding: Annotated[str, "encoding of the text"] = "utf-8"
+    val_fraction: Annotated[float, "share of the text for validation", "(0, 1)"] = 0.1
+    val_split: Annotated[
+        Literal["end", "spread"], "validation text: the end, or up to 100 stretches from everywhere"
+    ] = "end"
+
+
+@dataclass(frozen=True)
+class GPTConfig:
+    """Which network, and its size."""
+
+    network: Annotated[
+        str, "file in model/networks/; gpt: the textbook GPT; quill: learns faster"
+    ] = "quill"
+    n_layer: Annotated[int, "number of blocks", "[1, 1000]"] = 2
+    n_head: Annotated[
+        int, "attention heads per block (0: one for about 64 channels)", "[0, 1000]"
+    ] = 0
+    n_embd: Annotated[int, "channels of the residual stream", "[1, 100000]"] = 128
+    block_size: Annotated[int, "context: how many characters attention sees", "[1, 1000000]"] = 256
+    dropout: Annotated[float, "dropout probability", "[0, 1)"] = 0.0
+    bias: Annotated[bool, "network gpt: biases in linear layers and LayerNorm"] = False
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """Batches, optimizers, learning-rate schedule, loss."""
+
+    batch_size: Annotated[int, "examples per step, over all processes", "[1, 1000000]"] = 8
+    gradient_accumulation_steps: Annotated[
+        int, "parts of a batch, to save memory", "[1, 1000000]"
+    ] = 1
+    max_iters: Annotated[int, "optimizer steps", "[1, inf)"] = 1100
+    optimizer: Annotated[
+        Literal["muon", "adamw"], "of the matrices in the blocks; all else is AdamW's"
+    ] = "muon"
+    learning_rate: Annotated[float, "peak learning rate, of AdamW and Muon", "[0, 1e30]"] = 7e-3
+    min_lr: Annotated[
+        float, "the learning rate ends there, as a cosine (0: linear to zero)", "[0, 1e30]"
+    ] = 0.0
+    warmup_iters: Annotated[int, "steps in which the learning rate rises", "[0, inf)"] = 20
+    beta1: Annotated[float, "AdamW's decay of the mean gradient", "[0, 1)"] = 0.9
+    beta2: Annotated[float, "AdamW's decay of the mean squared gradient", "[0, 1)"] = 0.95
+    weight_decay: Annotated[
+        float, "of the matrices in the blocks; with adamw of all matrices", "[0, 1e30]"
+    ] = 0.5
+    grad_clip: Annotated[float, "clip the gradient norm to this (0: never)", "[0, inf)"] = 1.0
+    train_temperature: Annotated[
+        float, "softmax temperature in training only; below 1 against overconfidence", "[0.1, 10]"
+    ] = 1.0
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """How long, from what, where the results go, how often to evaluate and log."""
+
+    minutes: Annotated[
+        float, "end after this time, if max_iters is not reached before (0: no limit)", "[0, 1e6]"
+    ] = 0.0
+    init_from: Annotated[str | None, "run or checkpoint whose weights to start with"] = None
+    teacher: Annotated[bool, "train another network first, learn also from it"] = False
+    out_dir: Annotated[str | None, "run directory; default: runs/<date>-<time>"] = None
+    seed: Annotated[int, "same seed, same machine: same result", "[0, inf)"] = 1337
+    eval_interval: Annotated[
+        int, "steps between evaluations; with --minutes at most ten in all", "[1, inf)"
+    ] = 275
+    log_interval: Annotated[int, "steps between points of the training curve", "[1, inf)"] = 10
+
+
+@dataclass(frozen=True)
+class DeviceConfig:
+    """What to compute on."""
+
+    device: Annotated[str, "auto (cuda or cpu), cpu, cuda, cuda:N or mps"] = "auto"
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"],
+        "dtype of matrix products; auto: the fastest for training, float32 for sampling",
+    ] = "auto"
+
+
+@dataclass(frozen=True)
+class CompileConfig(DeviceConfig):
+    """What to train on."""
+
+    compile: Annotated[
+        Literal["auto", "on", "off", "True", "False"],
+        "torch.compile; auto: on CUDA, in long runs",
+    ] = "auto"
+    deterministic: Annotated[
+        bool, "refuse operations that do not repeat exactly; --no-deterministic allows them"
+    ] = True
+
+
+@dataclass(frozen=True)
+class TrainConfig(DataConfig, GPTConfig, OptimConfig, RunConfig, CompileConfig):
+    """Everything that train.py can be told."""
+
+
+def count_heads(config: GPTConfig) -> int:
+    """The number of heads: `n_head`, or for 0 one for 64 channels."""
+    return config.n_head or max(1, config.n_embd // 64)

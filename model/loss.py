@@ -1,0 +1,49 @@
+"""The loss, in nats per character: of training, and of an evaluation.
+
+Shapes: B batch, T time (characters), V vocabulary.
+"""
+
+from collections.abc import Iterable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from model.network import eval_mode
+from model.system.device import Machine, seed_all
+
+
+def training_loss(
+    logits_BTV: Tensor, y_BT: Tensor, temperature: float, taught_BTV: Tensor | None = None
+) -> Tensor:
+    """Mean loss in nats per character. A temperature below 1 sharpens predictions in training only.
+
+    Evaluation and sampling are then less confident, as they should be after many epochs. (Guo et
+    al. 2017, "On calibration", fit a temperature after training.) With a teacher, whose logits are
+    `taught_BTV`, half of the loss is that of its predictions.
+    """
+    logits_BTV = logits_BTV / temperature
+    loss = cross_entropy(logits_BTV, y_BT)
+    if taught_BTV is None:
+        return loss
+    probs_BTV = taught_BTV.float().softmax(dim=-1)  # without the temperature
+    return (loss + cross_entropy(logits_BTV, probs_BTV)) / 2
+
+
+def cross_entropy(logits_BTV: Tensor, target: Tensor) -> Tensor:
+    """Mean negative log-likelihood of characters y_BT, or of their probabilities of (B, T, V)."""
+    return F.cross_entropy(logits_BTV.flatten(0, 1).float(), target.flatten(0, 1))
+
+
+@torch.no_grad()  # inference_mode would spoil tensors that an edited network keeps for training
+def evaluate(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], machine: Machine) -> float:
+    """Mean loss of all characters of all batches (x_BT, y_BT), of all processes. Deterministic."""
+    seed_all(0)  # for a network that draws random numbers here, too
+    nats, chars = [], 0
+    with eval_mode(model), machine.autocast():
+        for batch in batches:
+            x_BT, y_BT = machine.to_device(*batch)
+            nats.append(cross_entropy(model(x_BT), y_BT) * y_BT.numel())
+            chars += y_BT.numel()
+    # Read at the end: each reading would wait for the device.
+    return machine.processes.sum(sum(map(float, nats))) / machine.processes.sum(chars)
