@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -57,8 +58,9 @@ def working_in(folder: Path) -> Iterator[Path]:
     """Make `folder` the working directory."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        has_bfloat16 = {"avx512_bf16": AUTO_DTYPE == "bfloat16"}
-        patch.setattr(torch.cpu, "get_capabilities", lambda: has_bfloat16, raising=False)
+        features = dict(torch.cpu.get_capabilities())
+        features |= {"avx512_bf16": AUTO_DTYPE == "bfloat16", "amx_bf16": False}
+        patch.setattr(torch.cpu, "get_capabilities", lambda: features)
         patch.setattr(report, "SAMPLE_CHARS", 6)  # sampling would take most of the time
         yield folder
 
@@ -103,6 +105,7 @@ def edit_network(tmp_path, monkeypatch) -> Iterator[Callable[[str, dict[str, str
 
     A user's edit: `--network mine` trains it.
     """
+    shutil.copytree(network.FOLDER, tmp_path, dirs_exist_ok=True)  # all have their usual names
     monkeypatch.setattr(network, "FOLDER", tmp_path)
     monkeypatch.setattr(networks, "__path__", [*networks.__path__, str(tmp_path)])
 
