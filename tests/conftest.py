@@ -11,7 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -119,6 +119,23 @@ def edit_network(tmp_path, monkeypatch) -> Iterator[Callable[[str, dict[str, str
 
     yield edit
     sys.modules.pop("model.networks.mine", None)
+
+
+@pytest.fixture
+def overflow_at(edit_network, monkeypatch) -> Callable[[Iterable[int]], None]:
+    """overflow_at([7]): in these steps of a command a gradient of the network `mine` is infinite.
+
+    It is that of one matrix, so of a single optimizer.
+    """
+    hook = """self.init_weights()
+        steps, weight = itertools.count(), self.blocks[0].mlp_1.fc.weight
+        infinite = os.environ["INFINITE_AT"].split()
+        factor = lambda: torch.inf if str(next(steps)) in infinite else 1
+        weight.register_hook(lambda grad: grad * factor())
+"""
+    changes = {"import torch\n": "import itertools, os\nimport torch\n"}
+    edit_network("quill", changes | {"self.init_weights()\n": hook})
+    return lambda steps: monkeypatch.setenv("INFINITE_AT", " ".join(map(str, steps)))
 
 
 @pytest.fixture(scope="session")

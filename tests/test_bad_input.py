@@ -58,7 +58,6 @@ CASES = [
         "latin.txt is not utf-8 text: byte 0xe9 at offset 0",
         "--encoding",
     ),
-    ("train.py --resume stranger", "stranger has no config.toml"),
     ("train.py --device hpu --data missing.txt", "device is 'hpu'. Use auto"),
     ("train.py --n_layer -3", "argument --n_layer: -3 is not in [1, 1000]"),
     ("train.py --n_embd 12 --n_head 4", "n_embd is 12", "4 heads", "--n_embd 16"),
@@ -109,8 +108,6 @@ def folder(tmp_path_factory, trained_run) -> Path:
             shutil.copytree(trained_run, run)
         Path("only_best/last.pt").unlink()
         Path("only_last/best.pt").unlink()
-        Path("stranger/val/00000").mkdir(parents=True)  # somebody's folder with a checkpoint in it
-        shutil.copy(trained_run / "last.pt", "stranger")
     return folder
 
 
@@ -160,3 +157,26 @@ def test_sampling_without_a_run_names_the_training_command(error_of, monkeypatch
 def test_standard_input_must_be_utf_8(error_of, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"KATE\xff")))
     assert "offset 4" in error_of("sample.py --prompt_file -")
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--network=missing",
+        "--encoding=missing",
+        "--device=hpu",
+        "--n_layer=0",
+        "--init_from=missing",
+        "--out_dir=good.txt",
+        "missing.toml",
+    ],
+)
+def test_a_wrong_flag_is_refused_before_the_text_is_read(folder, monkeypatch, capsys, flags):
+    monkeypatch.chdir(folder)
+    text = io.BytesIO(LINES.encode())
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(text))
+    before = sorted(folder.rglob("*"))
+    assert train.main([flags, "--data", "-"]) == 2
+    assert capsys.readouterr().err.startswith("error: ")
+    assert text.tell() == 0
+    assert sorted(folder.rglob("*")) == before

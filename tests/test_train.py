@@ -124,23 +124,6 @@ def use_scaler(monkeypatch) -> None:
     monkeypatch.setattr(torch.amp, "GradScaler", lambda *_, **__: scaler("cpu", 1024.0))
 
 
-@pytest.fixture
-def overflow_at(edit_network, monkeypatch):
-    """overflow_at([7]): in these steps of a command a gradient of the network `mine` is infinite.
-
-    It is that of one matrix, so of a single optimizer.
-    """
-    hook = """self.init_weights()
-        steps, weight = itertools.count(), self.blocks[0].mlp_1.fc.weight
-        infinite = os.environ["INFINITE_AT"].split()
-        factor = lambda: torch.inf if str(next(steps)) in infinite else 1
-        weight.register_hook(lambda grad: grad * factor())
-"""
-    changes = {"import torch\n": "import itertools, os\nimport torch\n"}
-    edit_network("quill", changes | {"self.init_weights()\n": hook})
-    return lambda steps: monkeypatch.setenv("INFINITE_AT", " ".join(map(str, steps)))
-
-
 @pytest.mark.parametrize(
     ("grad_clip", "parts", "scaled", "temperature"),
     [(0.0, 1, False, 1.0), (0.3, 2, False, 0.5), (0.3, 4, True, 2.0)],
