@@ -3,7 +3,6 @@
 import os
 import re
 import shlex
-import subprocess
 from pathlib import Path
 from typing import TextIO
 
@@ -38,10 +37,9 @@ def unify_line_ends(text: str) -> str:
     return re.sub("\r\n?", "\n", text)
 
 
-def quote(path: Path, system: str = os.name) -> str:
-    """`path` as an argument in a command: for a POSIX shell, or for cmd.exe, the system "nt"."""
-    text = re.sub("^-", "./-", path.as_posix())  # not a flag
-    return subprocess.list2cmdline([text]) if system == "nt" else shlex.quote(text)
+def quote(path: Path) -> str:
+    """`path` as an argument of a command in a POSIX shell."""
+    return shlex.quote(re.sub("^-", "./-", path.as_posix()))  # a dash would begin a flag
 
 
 def redirect_to_devnull(stream: TextIO) -> None:
