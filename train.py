@@ -71,18 +71,26 @@ def main(argv: list[str]) -> None:
         train(command, saved, run_dir, processes)
 
 
-def train(command: Command, saved: Checkpoint, run_dir: Path, processes: Processes) -> float:
+def train(
+    command: Command,
+    saved: Checkpoint,
+    run_dir: Path,
+    processes: Processes,
+    corpus: Corpus | None = None,
+) -> float:
     """The whole run, from top to bottom. The main process writes to `run_dir`.
 
-    `saved` is the checkpoint to resume, or to take weights from, or empty. After signal n, the
-    state is saved, and the program exits with status 128 + n. Returns when the clock started.
+    `saved` is the checkpoint to resume, or to take weights from, or empty; `corpus` is the text if
+    it has been read. After signal n, the state is saved, and the program exits with status 128 + n.
+    Returns when the clock started.
     """
     # ------------------------------------------------------------- Machine, text, settings, network
     values = known_values(command, saved.config)
     config = make_config(TrainConfig, values)  # before the recipe: for what the text depends on
     network_class(config.network)  # an unknown name is refused before the text is read
     machine = training_machine(config, processes)
-    corpus = open_corpus(config, saved.vocab)
+    if corpus is None:
+        corpus = open_corpus(config, saved.vocab)
     require_same_text(command, saved, corpus)
     corpus.require_length(config.block_size)  # which the recipe leaves as it is
     if command.uses_recipe:
@@ -138,7 +146,7 @@ def train(command: Command, saved: Checkpoint, run_dir: Path, processes: Process
         if state.step == 0:  # the same command, with other settings, comes first
             first = teacher_command(config, run_dir, machine, seconds())
             with open_run(first, processes) as (of_teacher, teacher_dir):
-                clock_start = train(first, of_teacher, teacher_dir, processes)
+                clock_start = train(first, of_teacher, teacher_dir, processes, corpus)
         teacher = load_teacher(config, run_dir, machine)
         teacher = machine.compile(teacher, config.compile, config.max_iters, example_BT)
 

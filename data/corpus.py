@@ -80,7 +80,7 @@ class Corpus:
         used = self.eval_chars(block_size)
         sampled = "" if used >= self.val_chars - 1 else f" (evaluated on {used:,} of them)"
         error = CHAR_LOSS_DEVIATION / math.sqrt(used)
-        uncertain = f"; so short a text makes losses uncertain by {error:.2f} nats"
+        uncertain = f"\n        losses on so little text are uncertain by {error:.2f} nats"
         return (
             f"{self.name}: {self.train_chars:,} training characters, {self.val_chars:,} "
             f"validation characters{sampled}, vocabulary of {len(self.tokenizer.vocab)}"

@@ -65,7 +65,7 @@ class Checkpoint:
 
 
 def save(checkpoint: Checkpoint, *paths: Path) -> None:
-    """Write the checkpoint to each path. Raises OSError if it cannot be written."""
+    """Write the checkpoint to each path. Raises AbortError if it cannot be written."""
     buffer = io.BytesIO()
     torch.save(vars(checkpoint), buffer)
     buffer.write(MAGIC)

@@ -464,6 +464,26 @@ def test_stdin_run_repeats_file_run_and_resumes_with_file(tiny, text_file, monke
     assert curve(Path("again"), "val") == curve(Path("file"), "val")
 
 
+def test_a_run_with_a_teacher_repeats_and_resumes_exactly(tiny, text_file, monkeypatch):
+    """Killed while it trains the teacher, and later; the text may come from standard input."""
+    copies = []
+
+    def copy_run(_):
+        copies.append(Path(shutil.copytree("whole", f"killed{len(copies)}")))
+
+    with monkeypatch.context() as patch:
+        at_steps(patch, [3, 9, 20], copy_run)
+        assert tiny(f"{STEPS} --teacher --dropout=0.1 --out_dir=whole") == 0
+    for killed in copies:
+        assert train.main(["--resume", str(killed)]) == 0
+        for run in ("", "teacher"):
+            assert_same_run(Path("whole", run), killed / run)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text_file.read_bytes())))
+    flags = [*TINY, *STEPS.split(), "--teacher", "--dropout=0.1", "--out_dir=stdin"]
+    assert train.main(["--data", "-", *flags]) == 0
+    assert curve(Path("stdin"), "train") == curve(Path("whole"), "train")
+
+
 def test_a_run_with_a_spread_validation_text_is_exact(tiny, text_file, monkeypatch, capsys):
     text_file.write_text(LINES * 12)
     at_steps(monkeypatch, [11], lambda _: shutil.copytree("whole", "killed"))
