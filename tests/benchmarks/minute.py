@@ -5,11 +5,35 @@ evaluation each 25 steps, and the loss after nanoGPT's time, by --minutes. Losse
 validation split, times are of whole processes, evaluations included.
 """
 
+from pathlib import Path
+
+import torch
+
+from configs.flags import make_config
+from configs.settings import TrainConfig
+from data.corpus import open_corpus
 from data.shakespeare import tiny_shakespeare
-from tests.benchmarks.like import whole_split_loss
+from model import checkpoint
+from model.loss import evaluate
+from model.network import make_network
+from model.system.device import Machine
+from tests.benchmarks.convert import load_nanogpt
 from tests.benchmarks.peer import CPU_COMMAND, arguments, machine, nanogpt, quill
 
 A100_LOSS = 1.4697  # what nanoGPT's README reports for about three minutes on an A100
+
+
+def whole_split_loss(folder: Path) -> float:
+    """The loss of nanoGPT's checkpoint over the whole validation split, in float32."""
+    data = folder / "data/shakespeare_char"
+    saved = load_nanogpt(folder / "out-shakespeare-char/ckpt.pt", data / "meta.pkl")
+    config = make_config(TrainConfig, saved.config)
+    model = make_network(config, len(saved.vocab))
+    checkpoint.restore(saved, model)
+    corpus = open_corpus(config, saved.vocab)
+    cpu = Machine(torch.device("cpu"), torch.float32)
+    windows = corpus.eval_windows(config.block_size, cpu.eval_batch_chars(len(saved.vocab)))
+    return evaluate(model, (corpus.gather_examples(*window) for window in windows), cpu)
 
 
 def main() -> None:

@@ -16,10 +16,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 
 import torch
 
@@ -40,10 +39,6 @@ class Outcome:
     summary: dict = field(default_factory=dict)  # Quill's summary.json
     looked: object = None  # what `look` returned
 
-    @property
-    def best(self) -> float:
-        return min(loss for _, loss in self.curve)
-
     def seconds_to(self, loss: float) -> float:
         """From the start of the process to the first validation loss that low; else infinity."""
         return next((seconds for seconds, reached in self.curve if reached <= loss), float("inf"))
@@ -55,8 +50,7 @@ def arguments(**defaults: object) -> argparse.Namespace:
     parser.add_argument("--nanogpt", type=Path, help="a clone of karpathy/nanoGPT")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     for name, value in defaults.items():
-        nargs = "*" if isinstance(value, list) else None
-        parser.add_argument(f"--{name}", default=value, nargs=nargs)
+        parser.add_argument(f"--{name}", default=value)
     return parser.parse_args()
 
 
@@ -73,13 +67,11 @@ def nanogpt(
     clone: Path,
     text: Path,
     *flags: object,
-    edits: Mapping[str, str] = MappingProxyType({}),
-    look: Callable[[Path], object] = lambda folder: None,
+    look: Callable[[Path], object],
 ) -> Outcome:
     """nanoGPT's train.py on `text`, with config/train_shakespeare_char.py and these flags.
 
-    `edits` replaces lines of its code. `look` is called with its folder after the run. The
-    preparation of the text is not timed.
+    `look` is called with its folder after the run. The preparation of the text is not timed.
     """
     with tempfile.TemporaryDirectory() as folder:
         ignore = shutil.ignore_patterns(".git", "*.bin")
@@ -87,11 +79,6 @@ def nanogpt(
         data = work / "data/shakespeare_char"
         shutil.copy(text, data / "input.txt")
         subprocess.run([sys.executable, "prepare.py"], cwd=data, check=True, capture_output=True)
-        code = (work / "train.py").read_text()
-        for old, new in edits.items():
-            assert old in code, old
-            code = code.replace(old, new)
-        (work / "train.py").write_text(code)
         command = [sys.executable, "train.py", "config/train_shakespeare_char.py", *map(str, flags)]
         outcome = _run(command, work, r"val loss ([\d.]+)", f"{folder}/cache")
         outcome.looked = look(work)
