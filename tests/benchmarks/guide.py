@@ -15,7 +15,7 @@ from tests.benchmarks.chart import draw_svg, read_losses
 from tests.benchmarks.peer import ROOT
 
 # With the computation that the recipe has for a teacher and its student.
-UNREGULARIZED = ("--teacher=none", "--max_iters=1054", "--learning_rate=7e-3", "--dropout=0")
+UNREGULARIZED = ("--no-teacher", "--max_iters=1054", "--learning_rate=7e-3", "--dropout=0")
 UNREGULARIZED += ("--train_temperature=1", "--weight_decay=0.5")
 RATES = (1e-5, 1e-4, 7e-3, 0.1, 1.0)
 STEPS = (1, 30, 100, 300, 1100)

@@ -34,7 +34,7 @@ PHRASES = [
 ]
 READ = "import sys; from tests.benchmarks import large; print(large.read(sys.argv[1]))"
 FLAGS = ("--n_layer=1", "--n_head=1", "--n_embd=16", "--compile=off", "--max_iters=10")
-FLAGS += ("--eval_interval=10", "--teacher=none")
+FLAGS += ("--eval_interval=10", "--no-teacher")
 
 
 def write_text(path: Path, chunk: str, size: int) -> None:
@@ -55,7 +55,7 @@ def many_scripts() -> str:
 def read(path: str) -> str:
     """In a process of its own: read the text and report."""
     start_time, start_user = time.perf_counter(), os.times().user
-    open_corpus(DataConfig(path))
+    open_corpus(DataConfig((path,)))
     wall, user = time.perf_counter() - start_time, os.times().user - start_user
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000
     megabytes = os.path.getsize(path) / 1e6

@@ -54,6 +54,11 @@ def arguments(**defaults: object) -> argparse.Namespace:
     return parser.parse_args()
 
 
+def to_flag(key: str, value: object) -> str:
+    """The flag that gives this setting of train.py this value."""
+    return f"--{'' if value else 'no-'}{key}" if isinstance(value, bool) else f"--{key}={value}"
+
+
 def quill(*flags: object, until: float = 0.0) -> Outcome:
     """`python train.py` with these flags and an empty compile cache, until a validation loss."""
     with tempfile.TemporaryDirectory() as folder:
@@ -63,12 +68,7 @@ def quill(*flags: object, until: float = 0.0) -> Outcome:
         return outcome
 
 
-def nanogpt(
-    clone: Path,
-    text: Path,
-    *flags: object,
-    look: Callable[[Path], object],
-) -> Outcome:
+def nanogpt(clone: Path, text: Path, *flags: object, look: Callable[[Path], object]) -> Outcome:
     """nanoGPT's train.py on `text`, with config/train_shakespeare_char.py and these flags.
 
     `look` is called with its folder after the run. The preparation of the text is not timed.
@@ -92,7 +92,7 @@ def _run(
 
     If Quill trains a teacher first, the curve is that of the run itself.
     """
-    outcome = Outcome()
+    outcome, is_teacher = Outcome(), False
     environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": cache, "PYTHONUNBUFFERED": "1"}
     start_time = time.perf_counter()
     process = subprocess.Popen(
@@ -105,9 +105,11 @@ def _run(
     )
     for line in process.stdout:
         outcome.output += line
-        if line.startswith("device  "):  # the header of a run, or of its teacher
-            outcome.curve.clear()
-        if match := re.search(loss_pattern, line):
+        if line.startswith("run     "):  # in the header
+            is_teacher = line.endswith("/teacher\n")
+        if line.startswith("best    "):  # the result
+            is_teacher = False
+        if not is_teacher and (match := re.search(loss_pattern, line)):
             outcome.curve.append((time.perf_counter() - start_time, float(match[1])))
             if float(match[1]) <= until:
                 process.terminate()

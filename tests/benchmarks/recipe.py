@@ -25,7 +25,7 @@ import time
 import tomllib
 from pathlib import Path
 
-from tests.benchmarks.peer import ROOT, machine
+from tests.benchmarks.peer import ROOT, machine, to_flag
 
 SIZES = {  # blocks, heads, channels; for 1, 5 and 15 minutes
     1: ((2, 2, 96), (2, 2, 128), (3, 2, 144), (4, 2, 160)),
@@ -43,7 +43,7 @@ FIXED = {  # what `python train.py` and the preset for 15 minutes were before th
         "weight_decay": 0.5,
         "train_temperature": 1.0,
         "compile": "auto",
-        "teacher": "none",
+        "teacher": False,
     },
     "long": {
         "n_layer": 4,
@@ -55,7 +55,7 @@ FIXED = {  # what `python train.py` and the preset for 15 minutes were before th
         "weight_decay": 0.5,
         "train_temperature": 0.9,
         "compile": "on",
-        "teacher": "own",
+        "teacher": True,
     },
 }
 # So many steps that the time ends the run, and ten evaluations.
@@ -76,7 +76,7 @@ def random_settings(text: str, minutes: float, number: int) -> dict[str, object]
         "dropout": rng.choice((0.0, 0.1, 0.2, 0.3, 0.4, 0.5)),
         "weight_decay": rng.choice((0.1, 0.3, 1.0, 3.0)),
         "train_temperature": rng.choice((1.0, 0.9, 0.8, 0.7)),
-        "teacher": rng.choice(("own", "none")),
+        "teacher": rng.choice((True, False)),
     }
 
 
@@ -91,7 +91,7 @@ def train(text: Path, minutes: float, settings: dict[str, object], seed: int, di
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder, "run")
         command = [sys.executable, "train.py", f"--out_dir={run}"]
-        command += [f"--{key}={value}" for key, value in flags.items()]
+        command += [to_flag(key, value) for key, value in flags.items()]
         start_time = time.perf_counter()
         process = subprocess.Popen(
             command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -99,8 +99,10 @@ def train(text: Path, minutes: float, settings: dict[str, object], seed: int, di
         for line in process.stdout:
             output += line
             part = (time.perf_counter() - start_time) / (60 * minutes)
-            if line.startswith("run     "):  # in the header of the run, or of its teacher
-                first, own, is_teacher = part, [], line.endswith("/teacher\n")
+            if line.startswith("run     "):  # in the header of the run, and then of its teacher
+                first, is_teacher = part, line.endswith("/teacher\n")
+            elif line.startswith("best    ") and is_teacher:  # the teacher's result
+                first, own, is_teacher = part, [], False
             if not (match := re.search(r"step +\d+  validation loss ([\d.]+)", line)):
                 continue
             loss = float(match[1])

@@ -24,7 +24,8 @@ import train
 from configs.flags import UserError
 from configs.recipe import TEACHER_STEPS
 from model import checkpoint
-from model.network import FOLDER
+from model.inspect import report
+from model.network import network_names
 from tests.benchmarks.peer import ROOT, arguments, machine
 from tests.conftest import LINES, TINY
 from tests.test_guarantees import FUZZ, assert_intact, flip
@@ -32,7 +33,7 @@ from tests.test_guarantees import fuzz as run_random_inputs
 from tests.test_train import assert_same_run
 
 TINY_RUN = ["--data=text.txt", *TINY]
-MAX_ITERS, EVAL_INTERVAL = 800, 3  # a teacher of its own makes TEACHER_STEPS * MAX_ITERS steps
+MAX_ITERS, EVAL_INTERVAL = 800, 3  # a teacher makes TEACHER_STEPS * MAX_ITERS steps
 LONG = [f"--max_iters={MAX_ITERS}", f"--eval_interval={EVAL_INTERVAL}", "--log_interval=1"]
 LONG += ["--dropout=0.1"]
 
@@ -42,7 +43,8 @@ import os, sys, time
 fsync = os.fsync
 os.fsync = lambda file: (time.sleep(0.003), fsync(file))
 import train
-train.SAMPLE_CHARS = 6
+from model.inspect import report
+report.SAMPLE_CHARS = 6
 sys.exit(train.main())
 """
 
@@ -110,9 +112,11 @@ def read_until(lines: TextIO, target: str, count: int) -> str:
 
 def place(output: str) -> str:
     """Where training has come, by what it has printed."""
-    if "is trained first\n" not in output or output.count("\nrun     ") == 2:
-        return "run"
-    return "between" if "\nbest    " in output else "teacher"
+    _, has_teacher, after = output.partition("/teacher\n")  # in its header
+    _, is_trained, after = after.partition("\nbest    ")  # its result
+    if has_teacher and not is_trained:
+        return "teacher"
+    return "between" if has_teacher and "\nstep " not in after else "run"
 
 
 def is_saving(run: Path, start_time: float) -> bool:
@@ -125,24 +129,24 @@ def is_saving(run: Path, start_time: float) -> bool:
 def kills(count: int) -> str:
     """Runs of up to 20 kills each, every one compared with an uninterrupted run.
 
-    The networks in model/networks/ take turns, first with a teacher of its own, then without one.
+    The networks in model/networks/ take turns, first with a teacher, then without one.
     With a teacher, half of the kills hit it, or the time between it and the run itself.
     """
-    rng, networks = random.Random(0), sorted(path.stem for path in FOLDER.glob("[!_]*.py"))
+    rng, networks = random.Random(0), network_names()
     hits, done, runs = Counter(), 0, 0
     while done < count:
         network = networks[runs % len(networks)]
-        teacher = ("own", "none")[runs // len(networks) % 2]
-        flags = [*TINY_RUN, *LONG, f"--network={network}", f"--teacher={teacher}"]
-        whole, run = Path(f"{network}-{teacher}"), Path(f"killed{runs}")
+        has_teacher = runs // len(networks) % 2 == 0
+        flags = [*TINY_RUN, *LONG, f"--network={network}", *(["--teacher"] if has_teacher else [])]
+        whole, run = Path(f"{network}-{has_teacher}"), Path(f"killed{runs}")
         if not whole.exists():
             assert train.main([*flags, "--out_dir", str(whole)]) == 0
         number = min(20, count - done)
         early = ["teacher"] * (number // 3) + ["between"] * (number // 2 - number // 3)
-        targets = early * (teacher == "own")
+        targets = early * has_teacher
         targets += ["run"] * (number - len(targets))
         hits += kill_and_resume(run, flags, targets, rng)
-        for part in (".", "teacher") if teacher == "own" else (".",):
+        for part in (".", "teacher") if has_teacher else (".",):
             assert_same_run(whole / part, run / part)
             assert_intact(run / part)
         done, runs = done + number, runs + 1
@@ -175,7 +179,7 @@ def fuzz(count: int) -> str:
 
 def hour(seconds: int) -> str:
     """Memory, open files and threads of a long training, in its first and second half."""
-    flags = ["--data", "text.txt", "--max_iters", "100000000", "--eval_interval", "50"]
+    flags = ["--data=text.txt", "--no-teacher", "--max_iters=100000000", "--eval_interval=50"]
     command = [sys.executable, str(ROOT / "train.py"), *flags, "--out_dir", "long"]
     start_time, seen = time.monotonic(), []
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
@@ -211,7 +215,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         Path("text.txt").write_text(LINES)
-        train.SAMPLE_CHARS = 6  # sampling would take most of the time
+        report.SAMPLE_CHARS = 6  # sampling would take most of the time
         for part in (kills, flips, fuzz, hour):
             count = int(getattr(flags, part.__name__))
             if count:
