@@ -21,28 +21,29 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import tomllib
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean, median, quantiles, stdev
-from typing import IO, Any
+from typing import Any
 
 import torch
-from configs.training import TrainConfig, parse_train_command
 
-from configs.flags import UserError, make_groups
+from configs.flags import UserError, make_config, parse_train_command, to_dict
 from configs.recipe import STUDENT_STEPS
-from configs.settings import DataConfig
-from data.corpus import open_corpus
-from model.system.device import training_machine
+from configs.settings import TrainConfig
+from data.corpus import Corpus, open_corpus
+from model.network import require_consistent
+from model.system.device import COMPILED_STEPS, training_machine
 from model.system.errors import AbortError, report_errors
 from model.system.files import atomic_write, lock_run_dir
 from model.system.processes import Processes
-from tests.benchmarks.peer import ROOT
+from tests.benchmarks.peer import ROOT, to_flag
+from train import choose_settings
 
 FOLDER = Path("runs/compare")
+TEXT = FOLDER / "text.txt"  # that all runs read
 ROUNDS, ROUND_SECONDS = 7, 5.0
 SAME_SPEED = 0.03  # speeds that differ by less are equal
 BUSY = 0.06  # a larger difference between the quartiles of the rounds: something else is running
@@ -51,7 +52,7 @@ FEW_STEPS = 500  # below, time is worth several times as much: 0.3 nats at 100 s
 SMALL = 0.01  # nats
 # Not for the user to give: what compare decides, what ends a run early or by the clock, and weights
 # that may have been trained on the text that validates here.
-REFUSED = ("seed", "out_dir", "minutes", "patience", "init_from")
+REFUSED = ("seed", "out_dir", "minutes", "init_from")
 OF_BOTH = ("data", "encoding", "val_fraction", "val_split", "max_iters")  # not for one alone
 # Quantiles of Student's t by degrees of freedom: 0.975 for the interval, 0.8 for the power.
 STUDENT_T = {
@@ -134,49 +135,48 @@ class Variant:
     """A network with its settings."""
 
     name: str  # mine, or "quill, learning_rate 0.014"
-    flags: tuple[str, ...]  # of train.py, except the text, the seed and the directory
-    inputs: dict[str, Any]  # what a loss depends on, except the seed and the source files
+    config: TrainConfig  # except the text, the seed and the directory
+    surroundings: dict[str, str]  # what a loss depends on beside config, seed and source files
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """What a loss depends on, except the seed and the source files."""
+        return to_dict(self.config) | self.surroundings
 
 
-def make_variant(network: str, common: list[str], own: list[str], sha256: str) -> Variant:
+def make_variant(network: str, common: list[str], own: list[str], text: Corpus) -> Variant:
     """Raises UserError for flags that train.py would refuse, or that make no comparison."""
-    command = parse_train_command([*common, *own])
-    own_keys = parse_train_command(own).given.keys()
-    wrong = [key for key in REFUSED if key in command.given] + sorted(own_keys & set(OF_BOTH))
+    command, own_given = parse_train_command([*common, *own]), parse_train_command(own).given
+    wrong = [key for key in REFUSED if key in command.given]
+    wrong += [key for key in OF_BOTH if key in own_given]
     wrong += ["resume"] if command.resume is not None else []
-    wrong += ["teacher"] if command.given.get("teacher", "own") not in ("own", "none") else []
     if wrong:
         raise UserError(f"{wrong[0]} cannot be given here. See the first lines of compare.py.")
-    settings = {
-        key: value for key, value in command.given.items() if key not in ("data", "encoding")
-    }
-    groups = make_groups(TrainConfig, settings | {"network": network})
-    inputs = {
-        "network": network,
-        "settings": settings,
-        "preset": not command.uses_recipe,
-        "text": sha256,
-        "PyTorch": torch.__version__,
-        "device": str(training_machine(groups["system"], Processes())),
-    }
-    name = ", ".join([network, *(f"{key} {command.given[key]}" for key in own_keys)])
-    flags = (*common, *own, "--network", network)
-    return Variant(name.replace("/", "_"), flags, json.loads(json.dumps(inputs)))
+    values = command.given | {"network": network, "data": None, "encoding": "utf-8"}
+    config = make_config(TrainConfig, values)
+    machine = training_machine(config, Processes())
+    if command.uses_recipe:
+        config = make_config(TrainConfig, choose_settings(config, text, machine) | values)
+    require_consistent(config)
+    surroundings = {"text": text.sha256, "PyTorch": torch.__version__, "device": str(machine)}
+    name = ", ".join([network, *(f"{key} {value}" for key, value in own_given.items())])
+    return Variant(name.replace("/", "_"), config, surroundings)
 
 
-def write_training_part(config: DataConfig, path: Path) -> str:
-    """Write the text without its validation text to `path`. Returns its SHA-256.
+def training_part(common: list[str]) -> Corpus:
+    """Write the text without its validation text to TEXT, and read that.
 
     Says why the part of it that validates may mislead.
     """
-    corpus = open_corpus(config)
-    ids_N = corpus.to_model_ids[corpus.ids_N[: corpus.train_chars]]
-    with atomic_write(path) as file:
-        file.write("".join(map(corpus.tokenizer.vocab.__getitem__, ids_N.tolist())).encode())
-    part = open_corpus(replace(config, data=(str(path),), encoding="utf-8"))
-    for sentence in filter(None, part.findings):
+    config = make_config(TrainConfig, parse_train_command(common).given)
+    whole = open_corpus(config)
+    ids_N = whole.to_model_ids[whole.ids_N[: whole.train_chars]]
+    with atomic_write(TEXT) as file:
+        file.write("".join(map(whole.tokenizer.vocab.__getitem__, ids_N.tolist())).encode())
+    part = open_corpus(replace(config, data=(str(TEXT),), encoding="utf-8"))
+    for sentence in part.warnings:
         print(f"warning: {sentence}")
-    return part.sha256
+    return part
 
 
 def copy_source(folder: Path) -> None:
@@ -188,28 +188,51 @@ def copy_source(folder: Path) -> None:
         shutil.copytree(ROOT / part, folder / part, ignore=ignore)
 
 
+@contextmanager
 def start(
-    source: Path, mode: str, flags: tuple[str, ...], errors: IO[str], **pipes: int
-) -> subprocess.Popen:
-    """Start compare_child.py with the modules in `source`.
+    config: TrainConfig, out_dir: Path, source: Path, round_seconds: float = 0.0
+) -> Iterator[subprocess.Popen]:
+    """compare_child.py with the modules in `source`, which speaks on standard error.
 
-    Standard error goes to the file `errors`: a pipe that nobody reads would fill.
+    At the end its standard input is closed, and it is waited for, also after Ctrl-C: it has
+    received that, too, and saves.
     """
     script = Path(__file__).with_name("compare_child.py")
-    command = [sys.executable, "-P", str(script), mode, *flags]
+    command = [sys.executable, "-P", str(script), str(round_seconds)]
+    command += [to_flag(key, value) for key, value in to_dict(config).items()]
+    command += ["--data", str(TEXT), "--out_dir", str(out_dir)]
     paths = filter(None, [str(source), os.environ.get("PYTHONPATH")])
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
-    return subprocess.Popen(
-        command, env=environment, text=True, encoding="utf-8", stderr=errors, **pipes
+    process = subprocess.Popen(
+        command,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        encoding="utf-8",
     )
+    try:
+        yield process
+    finally:
+        process.communicate()
 
 
-def require_success(process: subprocess.Popen, name: str, errors: IO[str], source: Path) -> None:
-    """Pass on an error: a traceback as it is, otherwise the last line on standard error."""
-    if not process.returncode:
+def read_lines(process: subprocess.Popen, name: str, source: Path) -> Iterator[str]:
+    """The lines that a run writes to standard error.
+
+    Passes on an error of the run: a traceback as it is, otherwise the last line. Refuses a network
+    that looks ahead, since its loss would be the best of all.
+    """
+    text = ""
+    for line in process.stderr:
+        text += line
+        if line.startswith("warning: ") and "looks ahead" in line:
+            process.kill()
+            raise UserError(f"{name}: {line.removeprefix('warning: ')}")
+        yield line
+    if not process.wait():
         return
-    errors.seek(0)
-    text = errors.read().replace(str(source), str(ROOT))
+    text = text.replace(str(source), str(ROOT))
     if "Traceback" in text:
         sys.stderr.write(text)
     lines = text.strip().splitlines() or [f"the run ended with status {process.returncode}."]
@@ -241,25 +264,15 @@ def changed_files(kept: dict[str, str], source: Path) -> list[str]:
     return [name for name, text in kept.items() if now.get(name) != text]
 
 
-def train(variant: Variant, seed: int, text: Path, source: Path) -> dict[str, Any]:
+def train(variant: Variant, seed: int, source: Path) -> dict[str, Any]:
     """The summary of this run. It is made if it is missing or out of date."""
     run_dir = FOLDER / variant.name / f"seed-{seed}"
     if not is_current(run_dir, variant.inputs, source):
         shutil.rmtree(run_dir, ignore_errors=True)
-        flags = ("--data", str(text), "--encoding", "utf-8", "--seed", str(seed))
-        flags = (*variant.flags, *flags, "--out_dir", str(run_dir))
-        with tempfile.TemporaryFile("w+", encoding="utf-8") as errors:
-            process = start(source, "train", flags, errors, stdout=subprocess.DEVNULL)
-            try:
-                process.wait()
-            except KeyboardInterrupt:
-                process.wait()  # the run has also received it, and saves
-                raise
-            require_success(process, variant.name, errors, source)
-            errors.seek(0)
-            if seed == 1:
-                warnings = [line for line in errors if line.startswith("warning: ")]
-                print("".join(dict.fromkeys(warnings)), end="")
+        with start(replace(variant.config, seed=seed), run_dir, source) as process:
+            lines = dict.fromkeys(read_lines(process, variant.name, source))
+        if seed == 1:
+            print("".join(line for line in lines if line.startswith("warning: ")), end="")
         with atomic_write(run_dir / "inputs.json") as file:  # last: the run is finished
             file.write(json.dumps(variant.inputs, indent=2).encode())
     summary = json.loads((run_dir / "summary.json").read_text("utf-8"))
@@ -275,15 +288,15 @@ class Speed:
     """Steps a second of A and of B, round by round, and the settings of both."""
 
     rounds: list[tuple[float, float]]
-    configs: list[dict[str, Any]]
+    configs: tuple[TrainConfig, TrainConfig]
 
     def cost(self, i: int) -> float:
         """How many steps of the timed kind a run of A (0) or B (1) costs.
 
-        A teacher of its own is not timed: the recipe's constant says what it costs.
+        A teacher is not timed: the recipe's constant says what it costs.
         """
         config = self.configs[i]
-        return config["max_iters"] / (STUDENT_STEPS if config["teacher"] == "own" else 1.0)
+        return config.max_iters / (STUDENT_STEPS if config.teacher else 1.0)
 
     def seconds(self, i: int) -> float:
         """How long a run of A (0) or B (1) takes, without evaluations."""
@@ -293,7 +306,7 @@ class Speed:
         """Of A (0) or B (1)."""
         config = self.configs[i]
         speed = median(speeds[i] for speeds in self.rounds)
-        return speed * config["batch_size"] * config["block_size"]
+        return speed * config.batch_size * config.block_size
 
     @property
     def ratios(self) -> list[float]:
@@ -328,7 +341,7 @@ class Speed:
                 "warning: the rounds differ too much. Is something else running? To measure again, "
                 f"delete {FOLDER / f'{a} - {b}.json'}"
             )
-        if min(config["max_iters"] for config in self.configs) < FEW_STEPS:
+        if min(config.max_iters for config in self.configs) < FEW_STEPS:
             lines.append(
                 f"warning: in runs of fewer than {FEW_STEPS} steps, the interval for equal time is "
                 "too narrow."
@@ -336,56 +349,39 @@ class Speed:
         return "\n".join(lines)
 
 
-@contextmanager
-def paced_run(
-    variant: Variant, text: Path, source: Path, out_dir: Path
-) -> Iterator[Callable[[], float]]:
-    """A training that makes a round of steps when it is called. It returns steps a second."""
-    flags = (*variant.flags, "--data", str(text), "--encoding", "utf-8", "--out_dir", str(out_dir))
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with tempfile.TemporaryFile("w+", encoding="utf-8") as errors:
-        process = start(source, f"pace={ROUND_SECONDS}", flags, errors, **pipes)
-
-        def make_round() -> float:
-            if process.poll() is None:
-                process.stdin.write("\n")
-                process.stdin.flush()
-            for line in process.stdout:
-                if line.startswith("steps a second: "):
-                    return float(line.split()[-1])
-            process.wait()
-            require_success(process, variant.name, errors, source)
-            raise AbortError(f"{variant.name}: the run that is timed has ended.")
-
-        try:
-            yield make_round
-        finally:
-            process.kill()
-            process.communicate()
-
-
-def measure_speed(a: Variant, b: Variant, text: Path, source: Path) -> Speed:
+def measure_speed(a: Variant, b: Variant, source: Path) -> Speed:
     """Both in turn, after a round to warm up. It is kept for a second start."""
     path, inputs = FOLDER / f"{a.name} - {b.name}.json", [a.inputs, b.inputs]
-    if path.exists():
-        kept = json.loads(path.read_text("utf-8"))
-        if kept.get("inputs") == inputs and not changed_files(kept["files"], source):
-            return Speed(kept["rounds"], kept["configs"])
-    seconds = 2 * (ROUNDS + 1) * ROUND_SECONDS + 10
-    print(f"speed: takes {seconds:.0f} s or more. Nothing else should run now.", flush=True)
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        runs = [
-            stack.enter_context(paced_run(variant, text, source, folder / name))
-            for name, variant in (("a", a), ("b", b))
-        ]
-        rounds = [[make_round() for make_round in runs] for _ in range(ROUNDS + 1)][1:]
-        configs = [tomllib.loads((folder / name / "config.toml").read_text()) for name in "ab"]
-        files = read_source(folder / "a/source") | read_source(folder / "b/source")
-    speed = Speed(rounds, configs)
-    with atomic_write(path) as file:
-        file.write(json.dumps(asdict(speed) | {"inputs": inputs, "files": files}).encode())
-    return speed
+    kept = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    if kept.get("inputs") != inputs or changed_files(kept["files"], source):
+        seconds = 2 * (ROUNDS + 1) * ROUND_SECONDS + 10
+        print(f"speed: takes {seconds:.0f} s or more. Nothing else should run now.", flush=True)
+        with tempfile.TemporaryDirectory() as folder:
+            dirs = Path(folder, "a"), Path(folder, "b")
+            with (
+                closing(paced_run(a, dirs[0], source)) as run_a,
+                closing(paced_run(b, dirs[1], source)) as run_b,
+            ):
+                rounds = [(next(run_a), next(run_b)) for _ in range(ROUNDS + 1)][1:]
+            files = read_source(dirs[0] / "source") | read_source(dirs[1] / "source")
+        kept = {"rounds": rounds, "inputs": inputs, "files": files}
+        with atomic_write(path) as file:
+            file.write(json.dumps(kept).encode())
+    return Speed(kept["rounds"], (a.config, b.config))
+
+
+def paced_run(variant: Variant, out_dir: Path, source: Path) -> Iterator[float]:
+    """A training without end or evaluations. Each `next` makes a round, and is steps a second."""
+    config = replace(variant.config, teacher=False, max_iters=10**9, eval_interval=10**9)
+    if config.compile == "auto" and variant.config.max_iters < COMPILED_STEPS:
+        config = replace(config, compile="off")  # as in a run of its own length
+    with start(config, out_dir, source, ROUND_SECONDS) as process:
+        lines = read_lines(process, variant.name, source)
+        while True:
+            with suppress(BrokenPipeError):  # the run has failed, as its last line says
+                process.stdin.write("\n")
+                process.stdin.flush()
+            yield next(float(line.split()[-1]) for line in lines if "steps a second" in line)
 
 
 # -------------------------------------------------------------------------------------------- Main
@@ -395,16 +391,15 @@ def measure_speed(a: Variant, b: Variant, text: Path, source: Path) -> Speed:
 def main(argv: list[str]) -> None:
     """Measure the speed, make the runs, print the table."""
     args, common, own = parse(argv)
-    corpus_config = make_groups(TrainConfig, parse_train_command(common).given)["corpus"]
     FOLDER.mkdir(parents=True, exist_ok=True)
     with lock_run_dir(FOLDER), tempfile.TemporaryDirectory() as folder:
-        source, text = Path(folder), (FOLDER / "text.txt").absolute()
+        source = Path(folder)
         copy_source(source)
-        sha256 = write_training_part(corpus_config, text)
-        a, b = map(make_variant, args.networks, (common, common), own, (sha256, sha256))
+        text = training_part(common)
+        a, b = (make_variant(args.networks[i], common, own[i], text) for i in (0, 1))
         if a.name == b.name:
             raise UserError(f"both are {a.name}. Change one of them with --a.KEY VALUE.")
-        speed = measure_speed(a, b, text, source)
+        speed = measure_speed(a, b, source)
         print(speed.describe(a.name, b.name))
         variants = [a, b]
         if abs(speed.equal_time - 1) > SAME_SPEED:
@@ -414,9 +409,7 @@ def main(argv: list[str]) -> None:
         minutes = seconds / 60
         print(f"runs: {count}, about {minutes:.0f} minutes; Ctrl-C stops, the same command goes on")
         print(f"      tensorboard --logdir {FOLDER}", flush=True)
-        runs = [
-            [train(v, seed, text, source) for v in variants] for seed in range(1, args.seeds + 1)
-        ]
+        runs = [[train(v, seed, source) for v in variants] for seed in range(1, args.seeds + 1)]
     print_table(a.name, b.name, list(zip(*runs, strict=True)), speed)
     if args.chart:
         draw_chart(Path(args.chart), variants, args.seeds)
@@ -454,10 +447,8 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str], tuple[list[st
 
 def longer(a: Variant, speed: Speed) -> Variant:
     """A with as many steps as take the time of B."""
-    config, ratio = speed.configs[0], speed.equal_time
-    steps = {key: round(config[key] * ratio) for key in ("max_iters", "lr_decay_iters")}
-    flags = (*a.flags, *(word for key, n in steps.items() if n for word in (f"--{key}", str(n))))
-    return replace(a, name=f"{a.name}, equal time", flags=flags, inputs=a.inputs | steps)
+    steps = round(a.config.max_iters * speed.equal_time)
+    return replace(a, name=f"{a.name}, equal time", config=replace(a.config, max_iters=steps))
 
 
 def print_table(a: str, b: str, runs: list[tuple[dict, ...]], speed: Speed) -> None:
