@@ -9,6 +9,7 @@ import pytest
 
 from configs.settings import DataConfig, TrainConfig
 from data.corpus import open_corpus
+from model.system.errors import AbortError
 from model.system.files import lock_run_dir
 from tests.benchmarks import compare
 from tests.benchmarks.compare import SMALL, Speed, Variant, answer, difference, seeds_needed
@@ -122,18 +123,11 @@ def test_compare_runs_again_only_what_has_changed(copied_tree, text_file, capsys
     assert {name for name in first if first[name] != second[name]} == {"gpt/seed-2"}
 
     capsys.readouterr()
-    (networks / "gpt.py").write_text((networks / "gpt.py").read_text() + "# edited\n")
-    assert compare.main(flags) == 0
-    assert not set(made_runs().items()) & set(second.items())
-    assert capsys.readouterr().out.count("this changed: model/networks/gpt.py") == 6
-
-
-def test_what_changes_no_weight_is_the_same_bit_for_bit(copied_tree, text_file, capsys):
-    flags = ["gpt", "gpt", "--a.log_interval=7", f"--data={text_file}", *TINY]
-    flags += ["--max_iters=2", "--seeds=2"]
-    keep_speed(flags, (1.0, 1.0), (1.0, 1.0))
-    assert compare.main(flags) == 0
-    assert "gpt, log_interval 7 and gpt are the same, bit for bit" in capsys.readouterr().out
+    (networks / "gpt.py").write_text("raise RuntimeError('edited')\n")
+    assert compare.main(flags) == 1
+    output = capsys.readouterr()
+    assert "seed-1 is made again, since this changed: model/networks/gpt.py" in output.out
+    assert output.err.splitlines()[-1].endswith("RuntimeError: edited")
 
 
 def test_the_speed_is_measured_in_turn_and_kept(copied_tree, text_file, monkeypatch):
@@ -147,8 +141,9 @@ def test_the_speed_is_measured_in_turn_and_kept(copied_tree, text_file, monkeypa
     (networks / "other.py").write_text("# of another comparison\n")
     kept = compare.measure_speed(a, b, copied_tree).rounds
     assert [tuple(pair) for pair in kept] == speed.rounds
-    (networks / "gpt.py").write_text((networks / "gpt.py").read_text() + "# edited\n")
-    assert compare.measure_speed(a, b, copied_tree).rounds != kept
+    (networks / "gpt.py").write_text("raise RuntimeError('edited')\n")
+    with pytest.raises(AbortError, match="edited"):
+        compare.measure_speed(a, b, copied_tree)
 
 
 @pytest.mark.parametrize("faster", [1.0, 1.05, 1.08, 2.0])
@@ -185,18 +180,22 @@ def test_a_network_that_looks_ahead_is_refused(copied_tree, text_file, capsys):
     assert not made_runs()
 
 
-def test_warnings_of_runs_and_of_the_text_are_shown(copied_tree, text_file, capsys):
+def test_equal_runs_are_the_same_bit_for_bit_and_warnings_are_shown_once(
+    copied_tree, text_file, capsys
+):
     network = copied_tree / "model/networks/gpt.py"
     old = "torch.arange(start, start + T"
     assert network.read_text().count(old) == 1
     network.write_text(network.read_text().replace(old, "torch.arange(0, T"))
     text_file.write_text(3 * LINES)
-    flags = ["gpt", "quill", f"--data={text_file}", *TINY, "--max_iters=2", "--seeds=2"]
+    flags = ["gpt", "gpt", "--a.log_interval=7", f"--data={text_file}", *TINY]
+    flags += ["--max_iters=2", "--seeds=2"]
     keep_speed(flags, (1.0, 1.0), (1.0, 1.0))
     capsys.readouterr()
     assert compare.main(flags) == 0
     output = capsys.readouterr().out
-    assert output.count("the cache of the network gpt changes its logits") == 1
+    assert "gpt, log_interval 7 and gpt are the same, bit for bit" in output
+    assert output.count("the cache of the network gpt changes its logits") == 2  # of A and of B
     assert output.count("word for word in the training text") == 1
 
 
