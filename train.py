@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
@@ -49,10 +49,11 @@ from model.network import eval_mode, make_network, network_class, require_consis
 from model.optim import make_optimizers
 from model.schedule import evaluations, learning_rate, run_progress
 from model.system.device import Machine, device_kind, seed_all, training_machine
-from model.system.errors import catch_signals, out_of_memory_hint, report_errors, require_finite
+from model.system.errors import out_of_memory_hint, report_errors, require_finite
 from model.system.files import atomic_write, lock_run_dir, new_run_dir
 from model.system.logger import Logger
 from model.system.processes import Processes
+from model.system.signals import catch_signals
 from model.system.terminal import quote
 
 SAVE_SECONDS = 600  # last.pt is saved at least so often
@@ -86,16 +87,16 @@ def train(
     """
     # ------------------------------------------------------------- Machine, text, settings, network
     values = known_values(command, saved.config)
-    config = make_config(TrainConfig, values)  # before the recipe: for what the text depends on
+    config = make_config(TrainConfig, values)  # what is known before the text is read
     network_class(config.network)  # an unknown name is refused before the text is read
     machine = training_machine(config, processes)
     if corpus is None:
         corpus = open_corpus(config, saved.vocab)
     require_same_text(command, saved, corpus)
-    corpus.require_length(config.block_size)  # which the recipe leaves as it is
+    corpus.require_length(config.block_size)  # the recipe does not change this one
     if command.uses_recipe:
         values = choose_settings(config, corpus, machine) | values
-    config = make_config(TrainConfig, values | {"out_dir": None})
+    config = make_config(TrainConfig, values | {"out_dir": None})  # a run may be moved
     require_consistent(config)
     parts = config.gradient_accumulation_steps
     rows = processes.batch_rows(config.batch_size, parts)
@@ -118,11 +119,23 @@ def train(
     example_BT = torch.zeros(shape, dtype=torch.int64, device=machine.device)
     compiled_model = machine.compile(training_model, config.compile, config.max_iters, example_BT)
 
-    clock_start, logger = START_TIME - state.seconds, None
+    clock_start = START_TIME - state.seconds
+    logger = None
 
     def seconds() -> float:
         """How long the run has taken, earlier parts included."""
         return time.perf_counter() - clock_start
+
+    def micro_batches(step: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """x_BT and y_BT of each part of this process's batch.
+
+        DDP exchanges gradients in the backward pass of the last part.
+        """
+        batch = corpus.batch(config.block_size, config.batch_size, config.seed, step, rows)
+        chunks = (x.chunk(parts) for x in machine.to_device(*batch))
+        for i, part in enumerate(zip(*chunks, strict=True), start=1):
+            training_model.require_backward_grad_sync = i == parts
+            yield part
 
     def save(*names: str) -> None:
         if processes.is_main:
@@ -160,10 +173,12 @@ def train(
     eval_chars = corpus.eval_chars(config.block_size)
     progress = run_progress(state, config, eval_chars, state.seconds)
     is_first_evaluation = True
+    timed_step, train_start = state.step, time.perf_counter()
     with catch_signals() as signals, closing(logger) if logger else nullcontext():
         while True:
             # ------------------------------------------------- Evaluate and save, if it is time
             step, last_progress = state.step, progress
+            # Never less than before, although the time that an evaluation takes is an estimate
             progress = max(progress, run_progress(state, config, eval_chars, seconds()))
             if config.minutes:
                 progress = processes.broadcast(progress)
@@ -173,10 +188,12 @@ def train(
             evaluation_due |= evaluations(progress, config) > evaluations(last_progress, config)
             if logger:
                 logger.show_progress(step, progress)
-            if evaluation_due or stopped:  # the steps that a GPU has queued are training time
-                state.train_seconds += machine.synchronize()
+            save_due = stopped or seconds() - state.seconds > SAVE_SECONDS
+            if evaluation_due or save_due:
+                machine.synchronize()  # a GPU may have steps to do
+                pause_start = time.perf_counter()
+                state.record_speed(step - timed_step, pause_start - train_start)
             if evaluation_due:
-                eval_start = time.perf_counter()
                 batches = (corpus.gather_examples(*window) for window in eval_windows)
                 val_loss = evaluate(model, batches, machine)
                 require_finite("validation loss", val_loss, step)
@@ -191,23 +208,21 @@ def train(
                         if is_first_evaluation:
                             report.warn_if_it_looks_ahead(model)
                 is_first_evaluation = False
-                state.eval_seconds = time.perf_counter() - eval_start
-            elif stopped or seconds() - state.seconds > SAVE_SECONDS:
+                state.eval_seconds = time.perf_counter() - pause_start
+            elif save_due:
                 save("last.pt")
+            if evaluation_due or save_due:
+                timed_step, train_start = step, time.perf_counter()
             if finished or stopped:
                 break
 
             # -------------------------------------------------------------------- Forward, backward
-            step_start = time.perf_counter()
             if step == 0:
                 state.first_step_seconds = seconds()
             logs = step % config.log_interval == 0
             step_loss = torch.zeros((), device=machine.device)
             seed_all(config.seed, step, processes.rank)  # for dropout
-            batch = corpus.batch(config.block_size, config.batch_size, config.seed, step, rows)
-            micro_batches = zip(*(x.chunk(parts) for x in machine.to_device(*batch)), strict=True)
-            for i, (x_BT, y_BT) in enumerate(micro_batches, start=1):
-                training_model.require_backward_grad_sync = i == parts
+            for x_BT, y_BT in micro_batches(step):
                 with machine.autocast():
                     logits_BTV = compiled_model(x_BT)
                     taught_BTV = None if teacher is None else teacher(x_BT)
@@ -232,17 +247,19 @@ def train(
             model.zero_grad()
 
             # ------------------------------------------------------------------------------- Log
-            if logs:  # Reading a value waits for the device: this is part of the step's time.
+            if logs:  # reading a value waits for the device
                 mean_loss = processes.sum(step_loss.item()) / processes.world_size
                 require_finite("training loss", mean_loss, step)
                 if not scaler.is_enabled():  # in float16 it may overflow, see above
                     require_finite("gradient norm", grad_norm.item(), step)
                 if logger:
-                    norm = {"optimizer/grad_norm": grad_norm.item()}
-                    curves = {"loss": mean_loss, "optimizer/learning_rate": lr} | norm
+                    curves = {
+                        "loss": mean_loss,
+                        "optimizer/learning_rate": lr,
+                        "optimizer/grad_norm": grad_norm.item(),
+                    }
                     logger.add_scalars("train", step, curves)
-                    logger.bar.set_postfix_str(f"loss {mean_loss:.3f}", refresh=False)
-            state.train_seconds += time.perf_counter() - step_start
+                    logger.show_loss(mean_loss)
             state.step += 1
 
         # --------------------------------------------------------------------------------- The end

@@ -7,12 +7,8 @@ Shapes: N characters of the text, E examples of an epoch, B examples of a batch,
 (block_size).
 """
 
-import hashlib
-import json
 import math
 import os
-import sys
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -26,7 +22,7 @@ from configs.settings import DataConfig
 from data.check import check_split
 from data.reader import find_text_files, is_stream, read_chunks, require_encoding
 from data.shakespeare import tiny_shakespeare
-from data.tokenizer import CharTokenizer, code_points, list_some
+from data.tokenizer import CharTokenizer, encode, list_some
 
 MAX_EVAL_CHARS = 1 << 20  # at most this many validation characters are evaluated
 MAX_PIECES, MIN_STRETCH = 100, 2000  # with `val_split` spread; the latter: validation characters
@@ -203,33 +199,3 @@ def split(ids_N: np.ndarray, val_fraction: float, val_split: str) -> list[np.nda
     edges = np.linspace(0, len(ids_N), pieces + 1).astype(int)
     train_ends = edges[:-1] + (np.diff(edges) * (1 - val_fraction)).astype(int)
     return np.split(ids_N, np.stack((train_ends, edges[1:]), axis=1).flatten()[:-1])
-
-
-def encode(chunks: Iterable[str]) -> tuple[np.ndarray, str, str]:
-    """The ids of a text, read in one pass; its vocabulary; the SHA-256 of both.
-
-    Id i stands for the character `vocab[i]`; the vocabulary is all characters of the text, sorted.
-    """
-    id_of_code_point = np.full(sys.maxunicode + 1, -1, np.int32)
-    found: list[int] = []  # code points by first appearance; ids are positions in it
-    content, dtype = bytearray(), np.dtype(np.uint8)  # grows in place
-    for text in chunks:
-        codes_T = code_points(text)
-        ids_T = id_of_code_point[codes_T]
-        if (ids_T < 0).any():
-            new = np.unique(codes_T[ids_T < 0])
-            id_of_code_point[new] = np.arange(len(found), len(found) + len(new))
-            found.extend(new.tolist())
-            ids_T = id_of_code_point[codes_T]
-            wider = np.min_scalar_type(len(found) - 1)
-            if wider != dtype:
-                content, dtype = bytearray(np.frombuffer(content, dtype).astype(wider)), wider
-        content += ids_T.astype(dtype).data
-    ids_N = np.frombuffer(content, dtype)
-    vocab = "".join(map(chr, sorted(found)))
-    digest = hashlib.sha256(json.dumps(vocab).encode())
-    sorted_ids = np.argsort(np.argsort(found)).astype(dtype)
-    for part_T in np.array_split(ids_N, len(ids_N) // 2**20 + 1):  # views, which bound the memory
-        part_T[:] = sorted_ids[part_T]
-        digest.update(part_T)
-    return ids_N, vocab, digest.hexdigest()

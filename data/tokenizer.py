@@ -1,10 +1,15 @@
-"""Characters to token ids. The vocabulary is a string; an id is an index into it.
+"""Characters to token ids: of a whole corpus (`encode`), of a prompt (`CharTokenizer`).
 
-Shapes: T characters of a text, V vocabulary.
+The vocabulary is a string; an id is an index into it.
+
+Shapes: N characters of a corpus, T of a shorter text, V vocabulary.
 """
 
+import hashlib
+import json
 import re
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -29,6 +34,36 @@ class CharTokenizer:
         if (ids_T < 0).any():
             raise UserError(f"{name} has {describe_unknown(text, self.vocab)}")
         return ids_T
+
+
+def encode(chunks: Iterable[str]) -> tuple[np.ndarray, str, str]:
+    """The ids of a text, read in one pass; its vocabulary; the SHA-256 of both.
+
+    Id i stands for the character `vocab[i]`; the vocabulary is all characters of the text, sorted.
+    """
+    id_of_code_point = np.full(sys.maxunicode + 1, -1, np.int32)
+    found: list[int] = []  # code points by first appearance; ids are positions in it
+    content, dtype = bytearray(), np.dtype(np.uint8)  # grows in place
+    for text in chunks:
+        codes_T = code_points(text)
+        ids_T = id_of_code_point[codes_T]
+        if (ids_T < 0).any():
+            new = np.unique(codes_T[ids_T < 0])
+            id_of_code_point[new] = np.arange(len(found), len(found) + len(new))
+            found.extend(new.tolist())
+            ids_T = id_of_code_point[codes_T]
+            wider = np.min_scalar_type(len(found) - 1)
+            if wider != dtype:
+                content, dtype = bytearray(np.frombuffer(content, dtype).astype(wider)), wider
+        content += ids_T.astype(dtype).data
+    ids_N = np.frombuffer(content, dtype)
+    vocab = "".join(map(chr, sorted(found)))
+    digest = hashlib.sha256(json.dumps(vocab).encode())
+    sorted_ids = np.argsort(np.argsort(found)).astype(dtype)
+    for part_T in np.array_split(ids_N, len(ids_N) // 2**20 + 1):  # views, which bound the memory
+        part_T[:] = sorted_ids[part_T]
+        digest.update(part_T)
+    return ids_N, vocab, digest.hexdigest()
 
 
 def describe_unknown(text: str, vocab: str) -> str:

@@ -47,13 +47,19 @@ class Checkpoint:
     seconds: float = 0.0  # wall clock when this was saved, summed over resumes
     first_step_seconds: float = 0.0  # the same at the first step
     train_seconds: float = 0.0  # spent in training steps
+    chars_per_second: float = 0.0  # of the latest training steps, see record_speed
     eval_seconds: float = 0.0  # of the latest evaluation, with its saving and pictures
 
     @property
-    def chars_per_second(self) -> float:
-        """Training speed, without evaluations and saving."""
-        chars_per_step = self.config["batch_size"] * self.config["block_size"]
-        return self.step * chars_per_step / max(self.train_seconds, 1e-9)
+    def chars_per_step(self) -> int:
+        """How many characters a step reads."""
+        return self.config["batch_size"] * self.config["block_size"]
+
+    def record_speed(self, steps: int, seconds: float) -> None:
+        """So many steps, those since the last evaluation, took so long."""
+        self.train_seconds += seconds
+        if steps:
+            self.chars_per_second = steps * self.chars_per_step / max(seconds, 1e-9)
 
     def record_evaluation(self, val_loss: float) -> bool:
         """Keep the loss of an evaluation at `step`. Returns whether it is the best so far."""

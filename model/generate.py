@@ -77,28 +77,6 @@ def first_character(vocab: str) -> str:
 
 
 @torch.no_grad()
-def looks_ahead(model: nn.Module) -> bool:
-    """Whether logits depend on later characters, as they do if attention has no mask.
-
-    Such a network reads the characters that it should predict, so its loss means nothing. The model
-    must be in eval mode.
-    """
-    length = min(model.config.block_size, 256)
-    if length == 1:
-        return False
-    start = length // 2
-    ids_BT = torch.arange(length, device=next(model.parameters()).device)[None] % model.vocab_size
-    other_BT = ids_BT.clone()
-    other_BT[:, start:] = (ids_BT[:, start:] + 1) % model.vocab_size
-    logits = []
-    for text_BT in (ids_BT, other_BT):
-        torch.manual_seed(0)  # for a network that draws random numbers here, too
-        logits.append(model(text_BT)[:, :start])
-    largest, difference = logits[0].abs().max(), (logits[0] - logits[1]).abs().max()
-    return bool(difference > 1e-5 * largest)
-
-
-@torch.no_grad()
 def uses_cache(model: nn.Module) -> bool:
     """Whether `model` takes a cache, and computes the same logits with it as without.
 

@@ -24,6 +24,7 @@ from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from configs.flags import UserError
@@ -68,6 +69,28 @@ def network_class(name: str) -> type[nn.Module]:
 def count_parameters(model: nn.Module) -> int:
     """How many numbers are trained."""
     return sum(parameter.numel() for parameter in model.parameters())
+
+
+@torch.no_grad()
+def looks_ahead(model: nn.Module) -> bool:
+    """Whether logits depend on later characters, as they do if attention has no mask.
+
+    Such a network reads the characters that it should predict, so its loss means nothing. The model
+    must be in eval mode.
+    """
+    length = min(model.config.block_size, 256)
+    if length == 1:
+        return False
+    start = length // 2
+    ids_BT = torch.arange(length, device=next(model.parameters()).device)[None] % model.vocab_size
+    other_BT = ids_BT.clone()
+    other_BT[:, start:] = (ids_BT[:, start:] + 1) % model.vocab_size
+    logits = []
+    for text_BT in (ids_BT, other_BT):
+        torch.manual_seed(0)  # for a network that draws random numbers here, too
+        logits.append(model(text_BT)[:, :start])
+    largest, difference = logits[0].abs().max(), (logits[0] - logits[1]).abs().max()
+    return bool(difference > 1e-5 * largest)
 
 
 @contextlib.contextmanager

@@ -19,9 +19,10 @@ def run_progress(state: Checkpoint, config: TrainConfig, eval_chars: int, second
         return progress
     eval_seconds = state.eval_seconds
     if not eval_seconds:
-        # An estimate: a step takes three times as long for each character. The first steps take
-        # still longer, so no more than a quarter of the time.
-        eval_seconds = min(eval_chars / (3 * state.chars_per_second), 15 * config.minutes)
+        # An estimate: training takes three times as long for each character as an evaluation. The
+        # first steps take still longer, so no more than a quarter of the run's time.
+        speed = state.step * state.chars_per_step / max(seconds - state.first_step_seconds, 1e-9)
+        eval_seconds = min(eval_chars / (3 * speed), 60 * config.minutes / 4)
     deadline = 60 * config.minutes - 1.3 * eval_seconds
     training_seconds = max(deadline - state.first_step_seconds, 1e-9)
     return min(1.0, max(progress, (seconds - state.first_step_seconds) / training_seconds))

@@ -15,10 +15,10 @@ from torch import nn
 
 from configs.settings import TrainConfig, count_heads
 from model.checkpoint import Checkpoint
-from model.generate import GenerationConfig, first_character, looks_ahead, stream
+from model.generate import GenerationConfig, first_character, stream
 from model.inspect.maps import MAP_CHARS, draw_weights
 from model.inspect.record import record_attention
-from model.network import count_parameters
+from model.network import count_parameters, looks_ahead
 from model.system.device import Machine
 from model.system.logger import Logger
 from model.system.terminal import print_line, quote, unify_line_ends
@@ -115,7 +115,7 @@ def summarize(state: Checkpoint, corpus: Any, machine: Machine, model: nn.Module
         "val_chars": corpus.val_chars,
         "iters": state.step,
         "seconds": state.seconds,
-        "chars_per_second": state.chars_per_second,
+        "chars_per_second": state.step * state.chars_per_step / max(state.train_seconds, 1e-9),
         "val_loss": state.val_loss,
         "best_val_loss": best,
         "best_iter": state.best_step,

@@ -5,7 +5,6 @@ import os
 import random
 import re
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -70,12 +69,10 @@ class Machine:
             return CPU_EVAL_CHARS
         return min(GPU_EVAL_CHARS, GPU_EVAL_LOGITS // vocab_size)
 
-    def synchronize(self) -> float:
-        """Wait until a GPU has done all that was asked for. Returns the seconds that it took."""
-        start = time.perf_counter()
+    def synchronize(self) -> None:
+        """Wait until a GPU has done all that was asked for."""
         if not self.is_cpu:
             torch.accelerator.synchronize(self.device)
-        return time.perf_counter() - start
 
     def make_scaler(self) -> torch.amp.GradScaler:
         """Keeps float16 gradients in range; for other dtypes it passes everything through."""

@@ -1,4 +1,7 @@
-"""What a training run writes for people: TensorBoard's curves, the progress bar, the summary."""
+"""Where a training run writes: TensorBoard's event files, the progress bar, summary.json.
+
+What is written for a person is in model/inspect/report.py.
+"""
 
 import json
 import sys
@@ -66,6 +69,10 @@ class Logger:
         if progress > 0:
             self.bar.total = max(step, round(step / progress))
         self.bar.update(step - self.bar.n)
+
+    def show_loss(self, loss: float) -> None:
+        """Write the training loss beside the bar, which shows it when it moves."""
+        self.bar.set_postfix_str(f"loss {loss:.3f}", refresh=False)
 
     @writes
     def add_scalars(self, split: str, step: int, values: dict[str, float]) -> None:
