@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from data import corpus
-from data.corpus import Corpus, DataConfig, encode, open_corpus
+from configs.settings import DataConfig
+from data.corpus import MAX_EVAL_CHARS, Corpus, encode, open_corpus, shuffled_starts
 from tests.conftest import LINES
 
 
@@ -68,15 +68,16 @@ def test_batches_are_examples_spanning_exactly_the_training_split():
 @given(st.integers(2, 400), st.integers(1, 60), st.integers(0, 9), st.integers(0, 9))
 def test_an_epoch_uses_every_example_once(length, block_size, seed, epoch):
     block_size = min(block_size, length - 1)
-    starts = corpus.shuffled_starts(length, block_size, seed, epoch)
+    starts = shuffled_starts(length, block_size, seed, epoch)
     targets = (starts[:, None] + 1 + np.arange(block_size)).flatten()
     assert len(set(targets)) == len(targets) > (length - 1) - 2 * block_size
     assert targets.min() >= 1
     assert targets.max() < length
 
 
-@given(st.integers(50, 90_000), st.floats(0.01, 0.9), st.sampled_from(["end", "spread"]))
-@settings(max_examples=50, suppress_health_check=list(HealthCheck))
+@pytest.mark.parametrize("length", [50, 41_000, 300_000])
+@pytest.mark.parametrize("val_fraction", [0.1, 0.7])
+@pytest.mark.parametrize("val_split", ["end", "spread"])
 def test_training_and_validation_use_each_character_once(length, val_fraction, val_split):
     """And in the order of the text."""
     opened = numbered_text(length, val_fraction, val_split)
@@ -100,7 +101,7 @@ def test_training_and_validation_use_each_character_once(length, val_fraction, v
 
 def test_example_order_is_randomly_reshuffled_per_epoch_and_seed():
     keys = [(1, 0), (1, 1), (1, 2), (2, 0)]
-    orders = [np.argsort(corpus.shuffled_starts(10_000, 10, seed, epoch)) for seed, epoch in keys]
+    orders = [np.argsort(shuffled_starts(10_000, 10, seed, epoch)) for seed, epoch in keys]
     for a, b in itertools.combinations([np.arange(len(orders[0])), *orders], 2):
         assert abs(np.corrcoef(a, b)[0, 1]) < 0.15
 
@@ -119,22 +120,24 @@ def test_example_order_is_independent_of_batch_size_and_rows():
 @pytest.mark.parametrize("chars", [1, 16, 10**6])
 def test_evaluation_predicts_every_validation_character_but_the_first_once(block_size, chars):
     opened, targets = numbered_text(640), []
-    for starts_B, T in opened.eval_batches(block_size, chars):
+    for starts_B, T in opened.eval_windows(block_size, chars):
         assert len(starts_B) * T <= max(chars, block_size)
         _, y_BT = opened.gather_examples(starts_B, T)
         targets += y_BT.flatten().tolist()
     assert targets == list(range(opened.train_chars + 1, 640))
 
 
-def test_a_huge_validation_split_is_evaluated_at_even_distances(monkeypatch):
-    monkeypatch.setattr(corpus, "MAX_EVAL_CHARS", 80)
-    opened = numbered_text(4000)
-    starts = np.concatenate([starts_B for starts_B, _ in opened.eval_batches(8, 16)])
-    assert len(starts) == len(set(starts)) == 10
+def test_a_huge_validation_split_is_evaluated_at_even_distances():
+    Path("huge.txt").write_text("ab" * 600_000)
+    opened = open_corpus(DataConfig(("huge.txt",), val_fraction=0.9))
+    windows = opened.eval_windows(8, 4096)
+    starts = np.concatenate([starts_B for starts_B, _ in windows])
+    assert {T for _, T in windows} == {8}
+    assert len(starts) == len(set(starts)) == MAX_EVAL_CHARS / 8
     assert np.ptp(np.diff(starts)) <= 8
     assert starts[0] == opened.train_chars
-    assert starts[-1] + 16 > 4000 - 1
-    assert "evaluated on 80 of them" in opened.describe(8)
+    assert starts[-1] + 16 > 1_200_000 - 1
+    assert f"evaluated on {MAX_EVAL_CHARS:,} of them" in opened.describe(8)
 
 
 def test_a_short_validation_split_says_how_uncertain_its_loss_is():

@@ -4,11 +4,12 @@ import io
 import os
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
 from configs.flags import UserError
-from data.reader import find_text_files, read_chunks, read_text
+from data.reader import find_text_files, read_chunks, read_text, require_encoding
 
 
 def test_text_files_are_joined_by_newlines_in_natural_order(tmp_path):
@@ -43,6 +44,37 @@ def test_a_pipe_and_standard_input_are_read(tmp_path, monkeypatch):
     files = find_text_files([str(tmp_path / "pipe"), "-"])
     assert "".join(read_chunks(files, "utf-8")) == "from a pipe\né"
     writer.join()
+
+
+def test_a_folder_is_read_whole_except_hidden_names_or_refused(tmp_path, monkeypatch):
+    for name in ("a/b.txt", ".git/c.txt", "a/.d.txt", "a/.e/f.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("text")
+    (tmp_path / "g.txt").symlink_to("a/b.txt")
+    (tmp_path / "h.txt").symlink_to("missing")
+    (tmp_path / ".linked").symlink_to("a")
+    assert find_text_files([tmp_path]) == [tmp_path / "a/b.txt", tmp_path / "g.txt"]
+    with monkeypatch.context() as patch:
+
+        def scandir(path):  # root may read every folder
+            if Path(path).name == "a":
+                raise PermissionError(13, "Permission denied", path)
+            return scandir_of_os(path)
+
+        scandir_of_os = os.scandir
+        patch.setattr(os, "scandir", scandir)
+        with pytest.raises(UserError, match="a cannot be read: Permission denied"):
+            find_text_files([tmp_path])
+    (tmp_path / "linked").symlink_to("a")
+    with pytest.raises(UserError, match="linked is a link to a folder"):
+        find_text_files([tmp_path])
+
+
+@pytest.mark.parametrize("name", ["base64", "rot13", "missing", "utf-9", "a\0b", ""])
+def test_a_name_that_is_no_encoding_of_text_is_refused(name):
+    with pytest.raises(UserError, match="Python does not know it"):
+        require_encoding(name)
+    require_encoding("utf-16-le")
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16-le", "utf-32-be"])
