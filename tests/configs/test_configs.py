@@ -1,9 +1,8 @@
 """Tests of the config: types of keys, flags, presets, their order, and what is refused."""
 
-import argparse
-import contextlib
-import io
 import re
+import shutil
+import subprocess
 import sys
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -11,21 +10,24 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import pytest
 import torch
-from configs.training import TrainConfig, known_values, parse_train_command
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import configs
 import sample
 import train
-from configs import prepare, training
-from configs.flags import ConfigParser, UserError, make_config, to_dict, to_toml
+from configs.flags import (
+    ConfigParser,
+    UserError,
+    known_values,
+    make_config,
+    parse_train_command,
+    to_dict,
+    to_toml,
+)
 from configs.recipe import Budget, recipe
-from configs.settings import DataConfig
-from data.corpus import open_corpus
-from model import checkpoint, network
-from model.network import GPTConfig, require_consistent
-from model.networks import quill
+from configs.settings import TrainConfig
+from tests.conftest import ROOT, TINY
 
 PRESETS = Path(configs.__file__).parent
 PARSER = ConfigParser(TrainConfig, usage="", description="")
@@ -43,69 +45,98 @@ NEW_KEYS = {  # a type, its default, values on the command line and what they me
 }
 
 
-def from_command_line(*argv: str) -> TrainConfig:
-    command = parse_train_command(["--device=cpu", *argv])
-    values = known_values(command, {})
-    if command.uses_recipe:
-        values = recipe(Budget()) | values
-    config = make_config(training.TrainConfig, values)
-    require_consistent(config)
-    return config
+def config_with(hint: Any, default: object) -> type:
+    """A config with one key, which is declared like those of configs/settings.py."""
 
+    @dataclass(frozen=True)
+    class Group:
+        """A title."""
 
-def add_key(monkeypatch, hint: Any, default: object) -> None:
-    """Add `new_key` to the group "model", as a new line of GPTConfig would."""
-    new_key = {"__annotations__": {"new_key": hint}, "new_key": default, "__doc__": "."}
-    group = dataclass(frozen=True)(type("GPTConfig", (GPTConfig,), new_key))
-    bases = tuple(group if base is GPTConfig else base for base in TrainConfig.__bases__)
-    edited = dataclass(frozen=True)(type("TrainConfig", bases, {"__doc__": "."}))
-    monkeypatch.setattr(training, "GPTConfig", group)
-    monkeypatch.setattr(quill.GPT, "settings", ("new_key",))
-    for module in (training, train, sample, prepare):
-        monkeypatch.setattr(module, "TrainConfig", edited)
-    monkeypatch.setattr(network, "GPTConfig", group)
+        new_key: hint = default
+
+    return dataclass(frozen=True)(type("Config", (Group,), {"__doc__": "."}))
 
 
 @pytest.mark.parametrize("kind", NEW_KEYS)
-def test_new_config_key_becomes_flag_toml_key_and_help(kind, tiny, monkeypatch, capsys):
+def test_a_declared_key_is_a_flag_and_a_toml_key(kind):
     hint, default, given, _ = NEW_KEYS[kind]
-    add_key(monkeypatch, hint, default)
-    assert from_command_line().new_key == default
-    for run, (text, value) in enumerate(given.items()):
+    config_class = config_with(hint, default)
+    parser = ConfigParser(config_class, "", "")
+    assert make_config(config_class, parser.parse([])).new_key == default
+    for text, value in given.items():
         flag = "--new_key" if text is None else f"--new_key={text}"
-        assert tiny(f"--max_iters=1 --out_dir={run}", flag) == 0
-        saved = checkpoint.load(f"{run}/last.pt").config["new_key"]
-        assert (saved, type(saved)) == (value, type(value))
-        assert from_command_line(f"{run}/config.toml").new_key == value
-        assert train.main(["--resume", str(run), "--max_iters", "2"]) == 0
-        assert sample.main([str(run), "--max_new_tokens", "1"]) == 0
+        config = make_config(config_class, parser.parse([flag]))
+        assert (config.new_key, type(config.new_key)) == (value, type(value))
+        Path("p.toml").write_text(to_toml(config))
+        assert make_config(config_class, parser.parse_preset("p.toml")) == config
     if kind == "bool":  # what a preset turned on can be turned off
-        assert not from_command_line("0/config.toml", "--no-new_key").new_key
-
-    monkeypatch.setenv("COLUMNS", "1000")
-    capsys.readouterr()
-    assert train.main(["--help"]) == 0
-    output = " ".join(capsys.readouterr().out.split())
-    for group in training.TrainConfig.__bases__:
-        hints = get_type_hints(group, include_extras=True)
-        for key in fields(group):
-            words = " ".join(get_args(hints[key.name])[1:])  # the help and the interval
-            if key.name in recipe(Budget()):
-                words += f" (by the recipe; {key.default} with a preset)"
-            elif key.default not in (None, ""):
-                words += f" (default {key.default})"
-            flag = rf"--{key.name},? \S+( \[TEXT \.\.\.\])?"
-            assert re.search(f" {flag} {re.escape(words)}", output), key.name
+        assert parser.parse(["--no-new_key"]) == {"new_key": False}
 
 
 @pytest.mark.parametrize(
     ("kind", "wrong"), [(kind, value) for kind, (*_, wrong) in NEW_KEYS.items() for value in wrong]
 )
-def test_wrong_value_of_new_key_is_refused_by_name(kind, wrong, monkeypatch):
+def test_a_wrong_value_is_refused_by_name(kind, wrong):
     hint, default, *_ = NEW_KEYS[kind]
-    add_key(monkeypatch, hint, default)
     with pytest.raises(UserError, match="new_key"):
-        from_command_line(f"--new_key={wrong}")
+        ConfigParser(config_with(hint, default), "", "").parse([f"--new_key={wrong}"])
+
+
+@pytest.mark.parametrize("hint", [list[int], Path, int | None, Literal[True]])
+def test_a_key_of_an_unsupported_type_is_refused_at_startup(hint):
+    with pytest.raises(TypeError, match="setting"):
+        ConfigParser(config_with(Annotated[hint, "help"], None), "", "")
+
+
+def test_help_shows_each_flag_with_its_interval_and_default(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "1000")
+    assert train.main(["--help"]) == 0
+    output = " ".join(capsys.readouterr().out.split())
+    hints = get_type_hints(TrainConfig, include_extras=True)
+    for key in fields(TrainConfig):
+        words = " ".join(get_args(hints[key.name])[1:])  # the help and the interval
+        if key.name in recipe(Budget()):
+            words += f" (by the recipe; {key.default} with a preset)"
+        elif key.default not in (None, ""):
+            words += f" (default {key.default})"
+        flag = rf"--{key.name},? \S+( \[TEXT \.\.\.\])?"
+        assert re.search(f" {flag} {re.escape(words)}", output), key.name
+
+
+SETTING = '    act: Annotated[Literal["relu", "gelu"], "activation"] = "relu"'
+EDITS = {
+    "configs/settings.py": {"    bias:": f"{SETTING}\n    bias:"},
+    "model/networks/quill.py": {
+        "settings = ()": 'settings = ("act",)',
+        "self.fc = ": "self.act = config.act\n        self.fc = ",
+        "return self.proj(relu_squared(": "print(self.act)\n        return self.proj(F.gelu(",
+    },
+}
+COMMANDS = """
+import sample, train
+assert train.main() == 0
+assert train.main(["--resume", "run", "--max_iters=2"]) == 0
+assert train.main(["run/config.toml", "--out_dir=other"]) == 0
+assert sample.main(["other", "--max_new_tokens=1"]) == 0
+"""
+
+
+def test_a_line_in_settings_reaches_the_network_in_every_command(text_file):
+    """In a copy of the repository: a new setting of quill."""
+    for name in ("configs", "data", "model", "train.py", "sample.py"):
+        copy = shutil.copy if name.endswith(".py") else shutil.copytree
+        copy(ROOT / name, name)
+    for name, changes in EDITS.items():
+        code = Path(name).read_text()
+        for old, new in changes.items():
+            assert old in code
+            code = code.replace(old, new, 1)
+        Path(name).write_text(code)
+    flags = [f"--data={text_file}", *TINY, "--max_iters=1", "--act=gelu", "--out_dir=run"]
+    command = [sys.executable, "-c", COMMANDS, *flags]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.count("gelu") > 4
+    assert "relu" not in done.stdout
 
 
 @pytest.mark.parametrize(("modes", "compiles"), [(("on", "True"), 1), (("off", "False"), 0)])
@@ -139,71 +170,43 @@ def test_a_config_survives_toml_and_dict(values):
         assert make_config(TrainConfig, saved) == config
 
 
+SMALL = "--device=cpu --n_layer=1 --n_head=2 --n_embd=16 --block_size=16 --batch_size=4"
+SMALL += " --max_iters=1"
+# For each flag a value that is not that of a run with SMALL alone.
+CHANGES = """--val_split=spread --network=gpt --n_layer=2 --n_head=1 --n_embd=32 --block_size=8
+--dropout=0.3 --batch_size=2 --gradient_accumulation_steps=2 --max_iters=2 --optimizer=adamw
+--learning_rate=0.1 --min_lr=0.01 --warmup_iters=3 --beta1=0.5 --beta2=0.6 --weight_decay=0.1
+--grad_clip=0.3 --train_temperature=1.5 --no-teacher --seed=7 --eval_interval=5 --log_interval=3
+--dtype=bfloat16 --compile=off --no-deterministic"""
+FLAGS = {re.match(r"--(no-)?(\w+)", flag)[2]: flag for flag in CHANGES.split()}
 RECIPE_INPUTS = {"data", "encoding", "val_fraction", "minutes", "device", "init_from"}
 
 
-def valid_values(key: str, hint: Any) -> st.SearchStrategy[str]:
-    """Flags that give `key` a value that is valid in itself."""
-    kind, _, *interval = get_args(hint)
-    if kind is bool:
-        return st.sampled_from([f"--{key}", f"--no-{key}"])
-    if kind in (int, float):
-        low, high = (float(bound) for bound in interval[0][1:-1].split(","))
-        high = min(high, 300)
-        numbers = st.integers(int(low), int(high)) if kind is int else st.floats(low, high)
-        number_of = PARSER._option_string_actions[f"--{key}"].type
-        return numbers.filter(lambda n: _is_valid(number_of, str(n))).map(f"--{key}={{}}".format)
-    texts = {"network": ["gpt", "quill"], "out_dir": ["a", "b/c"]}
-    return st.sampled_from(texts.get(key) or get_args(kind)).map(f"--{key}={{}}".format)
+def config_of_run(text_file: Path, run: str, flags: list[str]) -> dict[str, Any]:
+    """What a run without a preset trains with."""
+    argv = [f"--data={text_file}", *SMALL.split(), *flags, f"--out_dir={run}"]
+    assert train.main(argv) == 0
+    return PARSER.parse_preset(f"{run}/config.toml")
 
 
-def _is_valid(number_of, text: str) -> bool:
-    with contextlib.suppress(argparse.ArgumentTypeError):
-        number_of(text)
-        return True
-    return False
+def test_a_flag_changes_itself_and_no_other_setting(text_file):
+    """Five runs have, and five lack, the flags whose numbers have a certain bit.
+
+    So for each two flags there is a run with the first and without the second.
+    """
+    keys = {field.name for field in fields(TrainConfig)}
+    assert FLAGS.keys() == keys - RECIPE_INPUTS - {"out_dir", "bias"}  # bias is not for quill
+    before = config_of_run(text_file, "before", [])
+    for bit in range(5):
+        for value in (0, 1):
+            given = {name for i, name in enumerate(FLAGS) if (i >> bit) % 2 == value}
+            flags = [FLAGS[name] for name in given]
+            after = config_of_run(text_file, f"{bit}-{value}", flags)
+            assert {name for name in after if after[name] != before[name]} == given
 
 
-FLAGS = {
-    key: valid_values(key, hint)
-    for group in TrainConfig.__bases__
-    for key, hint in get_type_hints(group, include_extras=True).items()
-    if key not in RECIPE_INPUTS
-}
-
-
-def config_of_command(flags: dict[str, str]) -> dict[str, Any] | None:
-    """The config with which `python train.py FLAGS` would train, or None if it is refused."""
-    configs = []
-
-    def remember(config, *_) -> None:
-        configs.append(to_dict(config))
-        sys.exit(0)
-
-    with contextlib.redirect_stderr(io.StringIO()) as stderr, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train, "build", remember)
-        status = train.main(["--data=text.txt", "--device=cpu", *flags.values()])
-    if status == 0:
-        return configs[0]
-    (line,) = stderr.getvalue().splitlines()
-    assert (status, line[:7]) == (2, "error: ")
-    return None
-
-
-@given(
-    flags=st.fixed_dictionaries(FLAGS), others=st.sets(st.sampled_from(sorted(FLAGS)), max_size=2)
-)
-@settings(suppress_health_check=list(HealthCheck), max_examples=20)
-def test_a_flag_changes_only_itself(flags, others, text_file, monkeypatch):
-    """Or the combination is refused. Inputs of the recipe are excepted."""
-    corpus = open_corpus(DataConfig(("text.txt",)))
-    monkeypatch.setattr(train, "open_corpus", lambda *_: corpus)
-    given_flags = {name: flags[name] for name in others}
-    before = config_of_command(given_flags)
-    for key in flags.keys() - others:
-        after = config_of_command(given_flags | {key: flags[key]})
-        if before and after:
-            assert {name for name in after if after[name] != before[name]} <= {key}
+def from_command_line(*argv: str) -> TrainConfig:
+    return make_config(TrainConfig, known_values(parse_train_command([*argv]), {}))
 
 
 def test_flags_override_the_preset_and_the_preset_overrides_defaults():
@@ -213,7 +216,7 @@ def test_flags_override_the_preset_and_the_preset_overrides_defaults():
     assert config.n_head == 6  # does not divide the default n_embd, but the preset's
     assert config.block_size == TrainConfig().block_size
     assert config.data == (str(Path.cwd() / "é"),)  # a run resumes from any folder
-    assert config.max_iters == TrainConfig().max_iters  # not the recipe's
+    assert not parse_train_command(["p.toml"]).uses_recipe
 
 
 def test_n_head_0_takes_head_count_from_init_from():
@@ -258,10 +261,3 @@ def test_a_suggested_flag_exists(config_class):
     parser = ConfigParser(config_class, "", "")
     suggestion = str(parser.unknown_key("resum")).split()[-1].rstrip("?")
     assert f"--{suggestion} " in parser.format_help()
-
-
-@pytest.mark.parametrize("hint", [list[int], Path, int | None, Literal[True]])
-def test_config_key_of_unsupported_type_is_refused_at_startup(hint, monkeypatch):
-    add_key(monkeypatch, Annotated[hint, "help"], None)
-    with pytest.raises(TypeError, match="setting"):
-        from_command_line()

@@ -3,13 +3,12 @@
 from dataclasses import replace
 
 import pytest
-from configs.training import TrainConfig
 from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.flags import make_config, to_dict
 from configs.recipe import GPU_FLOPS, Budget, recipe, step_flops
-from model.network import GPTConfig, count_heads
+from configs.settings import GPTConfig, TrainConfig, count_heads
 
 budgets = st.builds(
     Budget,
