@@ -27,6 +27,7 @@ from configs.flags import (
 )
 from configs.recipe import Budget, recipe
 from configs.settings import TrainConfig
+from model.network import require_consistent
 from tests.conftest import ROOT, TINY
 
 PRESETS = Path(configs.__file__).parent
@@ -228,7 +229,7 @@ def test_n_head_0_takes_head_count_from_init_from():
 @pytest.mark.parametrize("path", sorted(PRESETS.glob("*.toml")), ids=lambda path: path.name)
 def test_presets_hold_only_valid_values_differing_from_defaults(path):
     preset, defaults = PARSER.parse_preset(path), to_dict(TrainConfig())
-    assert make_config(TrainConfig, preset)
+    require_consistent(make_config(TrainConfig, preset))
     assert not [key for key, value in preset.items() if defaults.get(key) == value]
 
 

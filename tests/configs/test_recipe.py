@@ -1,19 +1,30 @@
 """Tests of the recipe: it is valid for every text and time, and spends the computation there is."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.flags import make_config, to_dict
-from configs.recipe import GPU_FLOPS, Budget, recipe, step_flops
+from configs.flags import ConfigParser, make_config, to_dict, to_toml
+from configs.recipe import (
+    GPU_FLOPS,
+    STUDENT_STEPS,
+    TEACHER_STEPS,
+    Budget,
+    recipe,
+    step_flops,
+)
 from configs.settings import GPTConfig, TrainConfig, count_heads
+from model.network import require_consistent
+
+PARSER = ConfigParser(TrainConfig, usage="", description="")
 
 budgets = st.builds(
     Budget,
     train_chars=st.integers(300, 10**12),
-    flops=st.floats(0, 1e20),
+    flops=st.floats(0, 20).map(lambda exponent: 10**exponent),
     minutes=st.just(0.0) | st.floats(0.01, 1e4),
     device=st.sampled_from(["cpu", "gpu", "other"]),
     has_weights=st.booleans(),
@@ -22,18 +33,22 @@ budgets = st.builds(
 
 def chars(settings: dict) -> int:
     """How many characters the run reads, and its teacher."""
-    return settings["max_iters"] * settings["batch_size"] * settings["block_size"]
+    steps = settings["max_iters"] * (1 + TEACHER_STEPS * settings["teacher"])
+    return steps * settings["batch_size"] * settings["block_size"]
 
 
 def flops(settings: dict) -> float:
     """Of the run and its teacher. A step with the teacher's forward pass costs 4/3."""
     step = step_flops(settings["n_layer"], settings["n_embd"], settings["batch_size"])
-    return step * settings["max_iters"]
+    return step * settings["max_iters"] * (4 / 3 + TEACHER_STEPS if settings["teacher"] else 1)
 
 
 @given(budgets)
 def test_settings_are_valid(budget):
-    assert make_config(TrainConfig, recipe(budget))
+    config = make_config(TrainConfig, recipe(budget))
+    require_consistent(config)
+    Path("p.toml").write_text(to_toml(config))
+    assert PARSER.parse_preset("p.toml") == to_dict(config)
 
 
 def test_the_defaults_are_the_recipe_for_tiny_shakespeare():
@@ -60,19 +75,29 @@ def test_with_minutes_steps_are_limited_by_the_text_alone(budget, minutes):
     changed = {key for key in settings if settings[key] != without[key]}
     assert changed <= {"max_iters", "eval_interval", "compile"}
     more = recipe(replace(budget, minutes=minutes, flops=2 * budget.flops))
-    if more["n_layer"] == settings["n_layer"]:
+    if more["n_layer"] == settings["n_layer"] and more["teacher"] == settings["teacher"]:
         per_step = settings["batch_size"] / more["batch_size"]
         assert more["max_iters"] == pytest.approx(settings["max_iters"] * per_step, abs=1)
 
 
 @given(budgets, st.integers(1, 100))
 def test_a_longer_text_needs_no_more_regularization(budget, factor):
-    budget = replace(budget, flops=min(budget.flops, 1e3 * budget.train_chars))
+    budget = replace(budget, flops=min(budget.flops, 1e8 * budget.train_chars))
     shorter = recipe(budget)
     longer = recipe(replace(budget, train_chars=budget.train_chars * factor))
     for key in ("dropout", "weight_decay"):
         assert longer[key] <= shorter[key]
     assert longer["train_temperature"] >= shorter["train_temperature"]
+    assert longer["teacher"] <= shorter["teacher"]
+
+
+@given(budgets)
+def test_trained_weights_get_no_teacher_and_small_steps(budget):
+    settings = recipe(replace(budget, has_weights=True))
+    assert not settings["teacher"]
+    without = recipe(replace(budget, has_weights=False))
+    assert settings["dropout"] == without["dropout"]
+    assert settings["learning_rate"] < without["learning_rate"]
 
 
 def test_a_gpu_gets_a_larger_network_and_larger_batches():
@@ -93,6 +118,10 @@ def test_long_runs_are_compiled_on_a_cpu(minutes, mode):
     assert recipe(replace(budget, device="gpu"))["compile"] == "auto"
     ends_early = replace(budget, train_chars=30_000, minutes=min(minutes, 15))
     assert recipe(ends_early)["compile"] == "auto"
+
+
+def test_the_student_and_its_teacher_take_all_the_computation():
+    assert pytest.approx(1) == STUDENT_STEPS * (4 / 3 + TEACHER_STEPS)
 
 
 @given(st.integers(1, 20))
