@@ -1,22 +1,14 @@
-"""Tests of the optimizers and the learning-rate schedule."""
-
-import math
+"""Tests of the optimizers."""
 
 import pytest
 import torch
 import torch.nn.functional as F
-from configs.training import TrainConfig
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 
-from configs import schedule
-from configs.flags import make_config
-from configs.settings import GPTConfig
-from model import optim
+from configs.settings import GPTConfig, OptimConfig
 from model.network import make_network
 from model.networks.quill import GPT
-from model.optim import Muon, OptimConfig
+from model.optim import Muon, make_optimizers, orthogonalize
 
 
 def tiny_model() -> GPT:
@@ -33,7 +25,7 @@ def optimizer_step(
         nn.init.normal_(parameter)
         parameter.grad = make_grad(parameter) if parameter.requires_grad else None
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    for optimizer in optim.make_optimizers(model, config, torch.float32):
+    for optimizer in make_optimizers(model, config, torch.float32):
         optimizer.step()
     after = {name: parameter.detach() for name, parameter in model.named_parameters()}
     return {name: (before[name], after[name]) for name in before}
@@ -44,33 +36,10 @@ def copy_matrices(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     return [matrix.clone() for x in tensors for matrix in x.detach().reshape(-1, *x.shape[-2:])]
 
 
-@pytest.mark.parametrize("warmup", [0, 1, 10, 200])
-def test_linear_warmup_then_linear_learning_rate_decay_to_zero(warmup):
-    config = OptimConfig(max_iters=100, warmup_iters=warmup, learning_rate=0.5)
-    rates = [schedule.learning_rate(step, step / 100, config) for step in range(101)]
-    peak = rates.index(max(rates))
-    assert rates[:peak] == pytest.approx([0.5 * (i + 1) / (warmup + 1) for i in range(peak)])
-    assert rates[peak + 1 :] == pytest.approx([0.5 * (1 - i / 100) for i in range(peak + 1, 101)])
-
-
-@given(st.integers(20, 1000), st.floats(0, 1))
-def test_after_the_warmup_the_learning_rate_depends_on_progress_alone(step, progress):
-    config = OptimConfig(warmup_iters=19, learning_rate=0.5)
-    assert schedule.learning_rate(step, progress, config) == pytest.approx(0.5 * (1 - progress))
-
-
-def test_cosine_learning_rate_falls_to_min_lr():
-    config = OptimConfig(warmup_iters=0, learning_rate=0.5)
-    config = make_config(TrainConfig, vars(config) | {"min_lr": 0.1})
-    rates = [schedule.learning_rate(step, step / 100, config) for step in range(101)]
-    expected = [0.3 + 0.2 * math.cos(math.pi * i / 100) for i in range(101)]
-    assert rates[1:] == pytest.approx(expected[1:])
-
-
 def test_a_tensor_that_is_a_single_row_goes_to_adamw():
     model = tiny_model()
     model.blocks[0].gain = nn.Parameter(torch.ones(1, 16))
-    _, adamw = optim.make_optimizers(model, OptimConfig(), torch.float32)
+    _, adamw = make_optimizers(model, OptimConfig(), torch.float32)
     assert any(parameter is model.blocks[0].gain for parameter in adamw.param_groups[0]["params"])
 
 
@@ -78,7 +47,7 @@ def test_a_network_without_blocks_is_adamws_alone():
     """A table of bigrams, for example."""
     model = tiny_model()
     model.blocks = nn.ModuleList()
-    (adamw,) = optim.make_optimizers(model, OptimConfig(), torch.float32)
+    (adamw,) = make_optimizers(model, OptimConfig(), torch.float32)
     assert sum(len(group["params"]) for group in adamw.param_groups) == 2
 
 
@@ -102,7 +71,7 @@ def test_adamw_alone_updates_all_and_decays_exactly_the_matrices():
     config = OptimConfig(
         optimizer="adamw", learning_rate=0.1, weight_decay=0.5, beta1=0.8, beta2=0.7
     )
-    (adamw,) = optim.make_optimizers(tiny_model(), config, torch.float32)
+    (adamw,) = make_optimizers(tiny_model(), config, torch.float32)
     assert {group["betas"] for group in adamw.param_groups} == {(0.8, 0.7)}
     sizes = {"n_layer": 2, "n_head": 2, "n_embd": 16, "block_size": 8}
     model = make_network(GPTConfig("gpt", bias=True, **sizes), 7)  # quill has no gains and biases
@@ -128,7 +97,7 @@ def test_orthogonalizing_moves_the_singular_values_close_to_1(shape, dtype):
     x_NRC = torch.randn(5, *shape)
     x_NRC[1:3] *= torch.logspace(0, -3, shape[1])  # columns of different lengths
     x_NRC[2:] *= torch.tensor([1e-6, 1e6, 0])[:, None, None]
-    out_NRC = optim.orthogonalize(x_NRC, dtype)
+    out_NRC = orthogonalize(x_NRC, dtype)
     assert out_NRC.dtype == torch.float32
     tolerance = {torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.03}[dtype]
     for x_RC, out_RC in zip(x_NRC[:4], out_NRC[:4], strict=True):
@@ -178,7 +147,7 @@ def test_muon_hands_dense_tensors_of_equal_strides_to_foreach(monkeypatch):
 
         monkeypatch.setattr(torch, name, call)
     model = make_network(GPTConfig(n_layer=2, n_embd=16, block_size=8), 7)
-    muon, _ = optim.make_optimizers(model, OptimConfig(), torch.float32)
+    muon, _ = make_optimizers(model, OptimConfig(), torch.float32)
     model(torch.zeros(2, 8, dtype=torch.int64)).square().mean().backward()
     muon.step()
     assert len(calls) == 4 * 3  # shapes
