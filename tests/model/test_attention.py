@@ -4,17 +4,11 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from configs.settings import GPTConfig
-from model import attention
-from model.attention import (
-    attend,
-    attend_by_equation,
-    attend_by_kernel,
-    attention_weights,
-    record,
-)
+from model.attention import attend, attend_by_equation, attend_by_kernel, attention_weights
 from model.networks.quill import Attention, rotate, rotation_angles
 
 NO_POSITIONS = torch.ones(6, 4).double(), torch.zeros(6, 4).double()  # angles of zero
@@ -70,8 +64,8 @@ def test_attention_equals_a_loop_in_values_and_gradients(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("T", [20, 600])
 def test_attend_is_the_equation_to_its_precision(monkeypatch, T, dtype, bias):
-    kernel = Mock(wraps=attend_by_kernel)
-    monkeypatch.setattr(attention, "attend_by_kernel", kernel)
+    kernel = Mock(wraps=F.scaled_dot_product_attention)
+    monkeypatch.setattr(F, "scaled_dot_product_attention", kernel)
     q, k, v = (x.to(dtype) for x in random_qkv(T, 600))
     is_half = dtype == torch.bfloat16
     options = {"causal": True, "scale": 0.3, "window": 20, "bias": bias}
@@ -81,17 +75,6 @@ def test_attend_is_the_equation_to_its_precision(monkeypatch, T, dtype, bias):
     exact = attend_by_equation(q.double(), k.double(), v.double(), **options)
     tolerance = 0.02 if is_half else 1e-5
     torch.testing.assert_close(out, exact.to(dtype), rtol=tolerance, atol=tolerance)
-
-
-def test_attend_keeps_equation_weights_while_attention_is_recorded(monkeypatch):
-    q, k, v = random_qkv(5, 7)
-    expected = attend_by_equation(q, k, v, causal=True)
-    record(q, k, v, q)  # does nothing
-    monkeypatch.setattr(attention, "recorded", [])
-    torch.testing.assert_close(attend(q, k, v, causal=True), expected)
-    ((*inputs, weights),) = attention.recorded
-    assert all(x is y for x, y in zip(inputs, (q, k, v), strict=True))
-    torch.testing.assert_close(weights @ v, expected)
 
 
 @pytest.mark.parametrize("window", [None, 3])

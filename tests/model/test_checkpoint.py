@@ -130,7 +130,12 @@ def test_the_newest_run_is_not_a_stray_file(elsewhere):
     assert resolve(None, "best") == Path("runs/b/best.pt")
 
 
-def test_running_out_of_memory_is_not_reported_as_damage(tmp_path, state, monkeypatch):
-    monkeypatch.setattr(torch, "load", Mock(side_effect=RuntimeError("can't allocate memory")))
+def test_running_out_of_memory_is_no_fault_of_the_checkpoint(tmp_path, state, monkeypatch):
+    exhausted = Mock(side_effect=RuntimeError("can't allocate memory"))
+    model = make_run()[0]
+    model.load_state_dict = exhausted
+    with pytest.raises(RuntimeError, match="^can't allocate memory"):
+        restore(state, model)
+    monkeypatch.setattr(torch, "load", exhausted)
     with pytest.raises(AbortError, match=r"out of memory\. .*last\.pt does not fit"):
         load(tmp_path / "last.pt")

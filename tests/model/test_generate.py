@@ -1,6 +1,8 @@
-"""Tests of sampling: choosing characters, writing texts, scoring a text."""
+"""Tests of sampling: choosing characters, writing texts, the cache."""
 
+import inspect
 import math
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from model import generate
 from model.generate import (
     GenerationConfig,
     first_character,
+    looks_ahead,
     make_step_fn,
     next_char_probs,
     sample_ids,
@@ -80,18 +83,17 @@ def test_step_reads_whole_text_or_last_block_size_characters(
         new_BT = ids_BT[:, end : end + 1]
 
 
-def test_sampling_rule_sees_prompt_and_all_written_text(monkeypatch):
-    def remember(logits_BV, text_BT, config):
-        seen.append(text_BT.copy())
-        return next_char_probs(logits_BV, text_BT, config)
-
-    seen, config = [], GenerationConfig(max_new_tokens=1100, num_samples=2)
-    monkeypatch.setattr(generate, "next_char_probs", remember)
+def test_a_sampling_rule_sees_the_prompt_and_all_that_is_written():
+    """An edited one, by which each character repeats the one seven characters before."""
+    code = inspect.getsource(generate)
+    start = "    V = logits_BV.shape[-1]\n"
+    assert start in code
+    edited = ModuleType("edited")
+    exec(code.replace(start, "    return np.eye(11)[text_BT[:, -7]]\n"), vars(edited))
+    config, prompt = edited.GenerationConfig(max_new_tokens=1100, num_samples=2), [*range(3, 10)]
     step = make_step_fn(random_gpt(n_layer=1), 2, True)
-    written_BT = np.stack(list(generate.generate(step, [1, 2], config)), axis=1)
-    whole_BT = np.concatenate(([[1, 2], [1, 2]], written_BT), axis=1)
-    assert written_BT.shape == (2, 1100)
-    assert all(np.array_equal(text_BT, whole_BT[:, : 2 + t]) for t, text_BT in enumerate(seen))
+    written_BT = np.stack(list(edited.generate(step, prompt, config)), axis=1)
+    assert (written_BT == np.resize(prompt, 1100)).all()
 
 
 class WrongCache(quill.GPT):
@@ -139,14 +141,32 @@ def test_cache_that_changes_logits_is_skipped_with_warning(mistake, capsys):
     assert (texts == without_cache) == bool(mistake)  # without, it sees 12 characters at a time
 
 
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("block_size", [1, 2, 3, 12, 300])
+def test_no_network_looks_ahead(network, block_size):
+    assert not looks_ahead(random_gpt(network=network, block_size=block_size))
+
+
+@pytest.mark.parametrize("network", ["gpt", "quill"])
+@pytest.mark.parametrize("block_size", [2, 3, 12, 300])
+def test_a_network_without_a_mask_looks_ahead(network, block_size, edit_network):
+    edit_network(network, {"causal=True": "causal=False"})
+    assert looks_ahead(random_gpt(network="mine", block_size=block_size))
+
+
+def test_a_network_that_draws_random_numbers_does_not_look_ahead(edit_network):
+    edit_network("gpt", {"self.config.dropout if self.training else 0.0": "0.3"})
+    model, ids_BT = random_gpt(network="mine"), random_ids(1, 12)
+    assert not torch.equal(model(ids_BT), model(ids_BT))
+    assert not looks_ahead(model)
+
+
 def test_a_network_without_a_cache_is_sampled(capsys):
-    model = random_gpt()
+    model, vocab = random_gpt(), "abcdefghijk"
     plain = WithoutCache(model)
     config = GenerationConfig(max_new_tokens=12)
-    vocab = "abcdefghijk"
-    assert list(generate.stream(plain, vocab, [1], config)) == list(
-        generate.stream(model, vocab, [1], config)
-    )
+    texts = [list(generate.stream(each, vocab, [1], config)) for each in (plain, model)]
+    assert texts[0] == texts[1]
     assert capsys.readouterr().err == ""
 
 

@@ -4,7 +4,6 @@ import contextlib
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from model import attention
 from model.attention import attention_weights
@@ -13,22 +12,19 @@ from tests.model.test_networks import random_gpt, random_ids
 
 
 @pytest.mark.parametrize("network", ["gpt", "quill"])
-def test_recorded_weights_times_values_are_what_attention_passes_on(monkeypatch, network):
+def test_recorded_weights_times_values_are_what_attention_passes_on(network):
     """And recording changes no logit."""
     model, ids_BT, outputs = random_gpt(network=network), random_ids(2, 12), []
-
-    def remembering_dropout(x, *_):
-        outputs.append(x)
-        return x
-
-    monkeypatch.setattr(F, "dropout", remembering_dropout)
+    for block in model.blocks:
+        block.attention.proj.register_forward_pre_hook(lambda _, args: outputs.append(args[0]))
     with record_attention(model) as calls:
         logits_BTV = model(ids_BT)
     assert [block for block, _ in calls] == [1, 2, 3]
-    for _, call in calls:
-        assert any(call.weights_BHTS is x for x in outputs)
+    for (_, call), out_BTC in zip(calls, outputs, strict=True):
         expected = attention_weights(call.q_BHTD, call.k_BHSD, causal=True)
         torch.testing.assert_close(call.weights_BHTS, expected)
+        out_BHTD = call.weights_BHTS @ call.v_BHSD
+        torch.testing.assert_close(out_BHTD.transpose(1, 2).flatten(2), out_BTC)
     torch.testing.assert_close(logits_BTV, model(ids_BT))
 
 

@@ -1,5 +1,6 @@
 """Tests of the textbook GPT: its equations, where dropout is, how it starts."""
 
+import contextlib
 import math
 
 import pytest
@@ -7,8 +8,8 @@ import torch
 import torch.nn.functional as F
 
 from configs.settings import GPTConfig
-from model import attention
 from model.attention import attend
+from model.inspect.record import record_attention
 from model.network import make_network
 from tests.model.test_networks import random_gpt, random_ids
 
@@ -72,9 +73,8 @@ def test_dropout_is_on_embeddings_attention_weights_and_layer_outputs(monkeypatc
         return dropout(v, p)
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", kernel)
-    if path == "equation":
-        monkeypatch.setattr(attention, "recorded", [])
-    with torch.autocast("cpu", torch.bfloat16, enabled=path == "half precision"):
+    recording = record_attention(model) if path == "equation" else contextlib.nullcontext()
+    with recording, torch.autocast("cpu", torch.bfloat16, enabled=path == "half precision"):
         model(random_ids(2, 7, V=5))
         assert dropped == [(0.25, 3), *[(0.25, 4), (0.25, 3), (0.25, 3)] * 3]
         dropped.clear()

@@ -1,14 +1,21 @@
 """Tests of error reports and signals."""
 
 import os
+import re
 import signal
+from pathlib import Path
 
 import pytest
 import torch
 
 from configs.flags import UserError
-from model.system import errors
-from model.system.errors import AbortError, catch_signals
+from model.system.errors import (
+    AbortError,
+    catch_signals,
+    disk_errors,
+    out_of_memory_hint,
+    report_errors,
+)
 
 OUT_OF_MEMORY = "error: out of memory. Use a smaller --batch_size.\n"
 
@@ -16,9 +23,9 @@ OUT_OF_MEMORY = "error: out of memory. Use a smaller --batch_size.\n"
 def run_main(error: BaseException) -> int:
     """The exit status of a command that raises `error`."""
 
-    @errors.report_errors
+    @report_errors
     def main(argv: list[str]) -> int:
-        with errors.out_of_memory_hint("Use a smaller --batch_size."):
+        with out_of_memory_hint("Use a smaller --batch_size."):
             raise error
 
     return main([])
@@ -32,8 +39,6 @@ def run_main(error: BaseException) -> int:
         (MemoryError(), 1, OUT_OF_MEMORY),
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"), 1, OUT_OF_MEMORY),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), 1, OUT_OF_MEMORY),
-        (OSError(28, "No space left", "a.pt"), 1, "error: [Errno 28] No space left: 'a.pt'\n"),
-        (OSError(28, "No space left", b"a.pt"), 1, "error: [Errno 28] No space left: 'a.pt'\n"),
         (KeyboardInterrupt(), 130, ""),
         (SystemExit(0), 0, ""),
     ],
@@ -43,11 +48,30 @@ def test_an_expected_error_is_one_line_and_an_exit_status(capsys, error, status,
     assert capsys.readouterr() == ("", line)
 
 
-@pytest.mark.parametrize("kind", [ValueError, RuntimeError])
+@pytest.mark.parametrize("kind", [ValueError, RuntimeError, OSError])
 def test_any_other_error_keeps_its_traceback(capsys, kind):
     with pytest.raises(kind, match="a bug"):
         run_main(kind("a bug"))
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (OSError(28, "No space left"), "[Errno 28] No space left: 'runs/it'"),
+        (OSError(28, "No space left", "a.pt"), "[Errno 28] No space left: 'a.pt'"),
+        (OSError(28, "No space left", b"a.pt"), "[Errno 28] No space left: 'a.pt'"),
+    ],
+)
+def test_an_error_of_the_disk_names_the_file(error, message):
+    with pytest.raises(AbortError, match=re.escape(message)), disk_errors(Path("runs/it")):
+        raise error
+
+
+def test_a_closed_pipe_is_no_error_of_the_disk():
+    """It ends a command without a message: its reader has enough."""
+    with pytest.raises(BrokenPipeError), disk_errors("standard output"):
+        raise BrokenPipeError
 
 
 def test_signals_are_caught_temporarily_except_ignored_ones():

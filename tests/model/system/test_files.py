@@ -8,15 +8,23 @@ from unittest.mock import Mock
 
 import pytest
 
+from model.system.errors import AbortError
 from model.system.files import atomic_write, new_run_dir
 
 
-@pytest.mark.parametrize("error", [OSError(28, "Full"), ValueError("a bug"), KeyboardInterrupt()])
-def test_atomic_write_replaces_the_file_only_when_it_is_complete(tmp_path, error):
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (OSError(28, "Full"), AbortError),
+        (ValueError("a bug"), ValueError),
+        (KeyboardInterrupt(), KeyboardInterrupt),
+    ],
+)
+def test_atomic_write_replaces_the_file_only_when_it_is_complete(tmp_path, error, raised):
     path, link = tmp_path / "file", tmp_path / "link"
     path.write_bytes(b"old")
     os.link(path, link)
-    with pytest.raises(type(error)), atomic_write(path) as file:
+    with pytest.raises(raised), atomic_write(path) as file:
         file.write(b"new content")
         raise error
     assert path.read_bytes() == b"old"
@@ -48,7 +56,7 @@ def test_a_file_that_another_program_has_open_is_replaced_later(tmp_path, monkey
     path.write_bytes(b"old")
     monkeypatch.setattr(Path, "replace", refuse)
     monkeypatch.setattr(time, "sleep", lambda _: None)
-    will_fail = pytest.raises(PermissionError) if failures == 99 else contextlib.nullcontext()
+    will_fail = pytest.raises(AbortError) if failures == 99 else contextlib.nullcontext()
     with will_fail, atomic_write(path) as file:
         file.write(b"new")
     assert path.read_bytes() == (b"old" if failures == 99 else b"new")

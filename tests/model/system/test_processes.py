@@ -1,6 +1,8 @@
 """Tests of the processes of a run: their shares of the work, and what they exchange."""
 
 import json
+import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,7 +11,7 @@ from torch.distributed.distributed_c10d import Backend, BackendConfig
 
 from configs.flags import UserError
 from model.system.processes import Processes
-from tests.conftest import start_processes
+from tests.conftest import torchrun_variables
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
@@ -29,31 +31,33 @@ def test_processes_share_a_batch_without_gap_or_overlap(monkeypatch, world_size)
     assert rows == list(range(8))
 
 
-EXCHANGES = """
-import json
-import torch
-from model.system.processes import Processes
-
-with Processes() as processes:
-    layer = torch.nn.Linear(2, 1, bias=False)
-    wrapped = processes.wrap(layer)
-    gradients = []
-    for parts in (1, 2):
-        for part in range(1, parts + 1):
-            wrapped.require_backward_grad_sync = part == parts
-            wrapped(torch.tensor([1.0, 2.0]) * processes.rank).sum().backward()
-        gradients += layer.weight.grad[0].tolist()
-        layer.zero_grad()
-    totals = processes.sum(processes.rank + 1), processes.max(processes.rank + 1)
-    print(json.dumps([gradients, totals]))
-"""
+def exchange(variables: dict[str, str]) -> None:
+    """What each process does: it writes what it gets from the others."""
+    os.environ.update(variables)
+    with Processes() as processes:
+        layer = torch.nn.Linear(2, 1, bias=False)
+        wrapped = processes.wrap(layer)
+        gradients = []
+        for parts in (1, 2):
+            for part in range(1, parts + 1):
+                wrapped.require_backward_grad_sync = part == parts
+                wrapped(torch.tensor([1.0, 2.0]) * processes.rank).sum().backward()
+            gradients += layer.weight.grad[0].tolist()
+            layer.zero_grad()
+        number = processes.rank + 1
+        values = processes.sum(number), processes.max(number), processes.broadcast(f"from {number}")
+        Path(f"{processes.rank}.json").write_text(json.dumps([gradients, *values]))
 
 
-def test_processes_average_gradients_and_wait_for_the_main_one():
+def test_processes_average_gradients_and_exchange_values(forkserver):
     """Gradients are exchanged once for all parts of a batch."""
-    started = start_processes(["-c", EXCHANGES], 2)
-    printed = [json.loads(process.communicate(timeout=60)[0]) for process in started]
-    assert printed == [[[0.5, 1.0, 1.0, 2.0], [3, 2]]] * 2
+    started = [forkserver.Process(target=exchange, args=(v,)) for v in torchrun_variables(2)]
+    for process in started:
+        process.start()
+    for process in started:
+        process.join(60)
+    written = [json.loads(Path(f"{rank}.json").read_text()) for rank in range(2)]
+    assert written == [[[0.5, 1.0, 1.0, 2.0], 3, 2, "from 1"]] * 2
 
 
 @pytest.mark.parametrize(("kind", "has_nccl"), [(None, True), ("cuda", True), ("cuda", False)])
