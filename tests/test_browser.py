@@ -5,13 +5,14 @@ import json
 import re
 import shutil
 import subprocess
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from model import attention
 from model.inspect import page, record
+from tests.model.inspect.test_page import own_equation
 from tests.model.test_networks import random_gpt
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -72,12 +73,10 @@ def open_in_browser(url: str, milliseconds: int) -> tuple[str, list[str]]:
 
 
 @pytest.mark.parametrize("edited", [False, True], ids=["the equation", "an edited equation"])
-def test_attention_page_follows_mouse_keys_and_escapes_hostile_text(edited, tmp_path, monkeypatch):
-    if edited:
-        equation = attention.attention_weights
-        monkeypatch.setattr(attention, "attention_weights", lambda *args: equation(*args) ** 2)
+def test_attention_page_follows_mouse_keys_and_escapes_hostile_text(edited, edit_network):
+    edit_network("quill", own_equation("sigmoid") if edited else {})
     vocab = "".join(sorted(set(HOSTILE)))
-    model = random_gpt(V=len(vocab), block_size=16).float().eval()
+    model = random_gpt(V=len(vocab), network="mine", block_size=16).float()
     ids = [vocab.index(char) for char in HOSTILE]
     html = page.attention_page(model, vocab, ids, HOSTILE)
     with record.record_attention(model) as calls, torch.no_grad():
@@ -85,9 +84,9 @@ def test_attention_page_follows_mouse_keys_and_escapes_hostile_text(edited, tmp_
     T, ranks_T = len(ids), (-log_probs_TV).argsort().argsort()[range(len(ids) - 1), ids[1:]]
     hovered = int((ranks_T < 5).nonzero()[0])  # where the next character is among the five
     actions = ACTIONS.replace("HOVERED", str(hovered))
-    path = tmp_path / "page.html"
+    path = Path("page.html")
     path.write_text(html.replace("</body>", actions), "utf-8")
-    document, console = open_in_browser(path.as_uri(), 5000)
+    document, console = open_in_browser(path.resolve().as_uri(), 5000)
     assert not console
     encoded = re.search(r'<pre id="result">(.*?)</pre>', document)[1]
     seen = json.loads(base64.b64decode(encoded))

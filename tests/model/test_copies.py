@@ -10,10 +10,9 @@ from model.attention import Cache
 from model.generate import uses_cache
 from model.inspect.page import attention_page
 from tests.conftest import TINY
-from tests.model.inspect.test_page import page_data
+from tests.model.inspect.test_page import ATTEND, own_equation, page_data
 from tests.model.test_networks import random_gpt, random_ids
 
-QUILL_ATTEND = "attend(q_BHTD, k_BHSD, v_BHSD, causal=True, window=window)"
 GPT_ATTEND = "attend(q_BHTD, k_BHSD, v_BHSD, causal=True, dropout=dropout)"
 ALIBI = """
         T, S, H = q_BHTD.size(2), k_BHSD.size(2), self.config.n_head
@@ -21,16 +20,8 @@ ALIBI = """
         slope_H11 = 2.0 ** -torch.arange(1, H + 1)[:, None, None]
         bias_HTS = -slope_H11 * distance_TS
         out_BHTD = """
-SIGMOID = """
-        T, S = q_BHTD.size(2), k_BHSD.size(2)
-        distance_TS = torch.arange(S - T, S)[:, None] - torch.arange(S)
-        visible_TS = (distance_TS >= 0) & (distance_TS < self.config.block_size)
-        weights_BHTS = (q_BHTD @ k_BHSD.mT).sigmoid() * visible_TS
-        record(q_BHTD, k_BHSD, v_BHSD, weights_BHTS)
-        out_BHTD = weights_BHTS @ v_BHSD"""
 RELU2 = "relu_squared(self.fc(x_BTC))"
 FC = "self.fc = nn.Linear(config.n_embd, 4 * config.n_embd, bias=False)"
-IMPORT = "from model.attention import Cache, attend"
 # Of each copy: the original, what stands there, what takes its place, whether the page shows how
 # the weights follow from queries and keys.
 COPIES = {
@@ -47,7 +38,7 @@ COPIES = {
     ),
     "quill with ALiBi": (
         "quill",
-        {"out_BHTD = " + QUILL_ATTEND: ALIBI + QUILL_ATTEND[:-1] + ", bias=bias_HTS)"},
+        {"out_BHTD = " + ATTEND: ALIBI + ATTEND[:-1] + ", bias=bias_HTS)"},
         False,
     ),
     "gpt with ALiBi": (
@@ -55,11 +46,7 @@ COPIES = {
         {"out_BHTD = " + GPT_ATTEND: ALIBI + GPT_ATTEND[:-1] + ", bias=bias_HTS)"},
         False,
     ),
-    "quill with sigmoid attention": (
-        "quill",
-        {"out_BHTD = " + QUILL_ATTEND: SIGMOID, IMPORT: IMPORT + ", record"},
-        False,
-    ),
+    "quill with sigmoid attention": ("quill", own_equation("sigmoid"), False),
 }
 
 

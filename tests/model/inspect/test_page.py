@@ -4,13 +4,11 @@ import base64
 import json
 import re
 import zlib
-from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
-from model.attention import attend, attention_weights
 from model.inspect import page
 from model.inspect.page import attention_page, twins
 from model.inspect.record import record_attention, residual_stream
@@ -30,25 +28,35 @@ def unpack(text: str, dtype: str, *shape: int) -> np.ndarray:
     return np.frombuffer(zlib.decompress(base64.b64decode(text)), dtype).reshape(shape)
 
 
-def negative_weights(q, k, *options):
-    """Weights may be negative, and their sum is 0.5."""
-    return attention_weights(q, k, *options) - 0.5 * attention_weights(0 * q, k, *options)
+IMPORT = "from model.attention import Cache, attend"
+ATTEND = "attend(q_BHTD, k_BHSD, v_BHSD, causal=True, window=window)"
+WEIGHTS = """
+        T, S = q_BHTD.size(2), k_BHSD.size(2)
+        distance_TS = torch.arange(S - T, S)[:, None] - torch.arange(S)
+        visible_TS = (distance_TS >= 0) & (distance_TS < self.config.block_size)
+        weights_BHTS = (q_BHTD @ k_BHSD.mT).{}() * visible_TS
+        record(q_BHTD, k_BHSD, v_BHSD, weights_BHTS)
+        out_BHTD = weights_BHTS @ v_BHSD"""
+
+
+def own_equation(function: str) -> dict[str, str]:
+    """A change of quill: weights are this function of the scores, such as "sigmoid"."""
+    return {f"out_BHTD = {ATTEND}": WEIGHTS.format(function), IMPORT: f"{IMPORT}, record"}
+
+
+EDITS = {
+    "quill": {},
+    "another scale": {ATTEND: ATTEND[:-1] + ", scale=0.5)"},
+    "a bias": {ATTEND: ATTEND[:-1] + ", bias=torch.linspace(0, 3, k_BHSD.size(2)))"},
+    "negative weights": own_equation("abs().neg"),
+}
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(
-    "edited",
-    [
-        {},
-        {"model.attention.attention_weights": negative_weights},
-        {"model.networks.quill.attend": partial(attend, scale=0.5)},
-        {"model.networks.quill.attend": partial(attend, bias=torch.linspace(0, 3, 20))},
-    ],
-)
-def test_page_holds_weights_losses_and_vectors_of_textbook_equation(monkeypatch, edited):
-    for name, function in edited.items():
-        monkeypatch.setattr(name, function)
-    model = random_gpt(V=len(VOCAB), block_size=8).float()
+@pytest.mark.parametrize("edit", EDITS)
+def test_page_holds_weights_losses_and_vectors_of_textbook_equation(edit, edit_network):
+    edit_network("quill", EDITS[edit])
+    model = random_gpt(V=len(VOCAB), network="mine", block_size=8).float()
     model.blocks[1].attention.forward = lambda x_BTC, *args: x_BTC  # it looks at nothing
     ids = random_ids(1, 20, V=len(VOCAB))[0].tolist()
     html = attention_page(model, VOCAB, ids, "</script>")
@@ -79,7 +87,7 @@ def test_page_holds_weights_losses_and_vectors_of_textbook_equation(monkeypatch,
     np.testing.assert_allclose(data["came"][-1], next_probs, rtol=1e-4)
     assert data["twins"] == twins(torch.tensor(ids), torch.stack(stream)[:, 0])
 
-    assert (data["vectors"] is None) == bool(edited)
+    assert (data["vectors"] is None) == (edit != "quill")
     if data["vectors"] is not None:
         vectors = unpack(data["vectors"], "<i2", 2, 2, 3, 20, data["numbers"]) / 100
         log_sums = torch.tensor(unpack(data["log_sums"], "<f4", 2, 2, 20, 1))
@@ -110,15 +118,25 @@ def test_a_network_whose_attention_cannot_be_recorded_is_refused():
         attention_page(model, "abcde", [0, 1, 2], "")
 
 
-def test_long_text_is_truncated_at_end_and_keeps_losses(monkeypatch):
+def test_long_text_is_truncated_at_end_and_keeps_losses(monkeypatch, capsys):
+    """Also if there are many heads, or if the network cannot read more at once."""
     model, ids = random_gpt(V=5, block_size=8).float(), random_ids(1, 30, V=5)[0].tolist()
     whole = page_data(attention_page(model, "abcde", ids, "about"))
+    assert whole["about"] == "about"
+    assert capsys.readouterr().err == ""
+
+    def assert_cut(length: int) -> None:
+        cut = page_data(attention_page(model, "abcde", ids, "about"))
+        assert cut["nll"] == whole["nll"][:length]
+        assert cut["about"] == f"about; the first {length} of 30 characters"
+        assert capsys.readouterr().err == (f"attention page: the first {length} of 30 characters\n")
+
     monkeypatch.setattr(page, "MAX_PAGE_CHARS", 20)
-    cut = page_data(attention_page(model, "abcde", ids, "about"))
-    assert cut["nll"] == whole["nll"][:20]
-    assert whole["about"] == "about" and "first 20 of 30" in cut["about"]
-    model.max_length = 8  # it cannot read more at once
-    assert len(page_data(attention_page(model, "abcde", ids, "about"))["chars"]) == 8
+    assert_cut(20)
+    monkeypatch.setattr(page, "MAX_PAGE_WEIGHTS", 6 * 12**2 // 2)  # of six heads
+    assert_cut(12)
+    model.max_length = 8
+    assert_cut(8)
 
 
 def test_page_without_residual_stream_still_shows_predictions():
