@@ -1,7 +1,6 @@
 """sample.py: what it writes, where to, from which checkpoint, and how it ends."""
 
 import io
-import itertools
 import math
 import os
 import shutil
@@ -12,10 +11,15 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+import torch
+import torch.nn.functional as F
 
 import sample
-import train
+from configs.flags import make_config, to_dict
+from configs.settings import GPTConfig, TrainConfig
 from model import checkpoint
+from model.checkpoint import Checkpoint
+from model.network import make_network
 from tests.conftest import LINES, ROOT, file_size_limit
 from tests.model.inspect.test_page import page_data
 
@@ -35,6 +39,23 @@ def run_sample(run_dir, capsys):
         return capsys.readouterr().out
 
     return run
+
+
+@pytest.fixture
+def make_run(edit_network):
+    """make_run("cba") saves run/best.pt, whose network writes abcabc... whatever the seed is."""
+    last_line = "return self.head(self.norm(x_BTC))"
+    logits = "1e3 * F.one_hot((ids_BT - 1) % len(self.head.weight), len(self.head.weight)).float()"
+    imports = {"import torch\n": "import torch\nimport torch.nn.functional as F\n"}
+    edit_network("gpt", imports | {last_line: f"return {logits}"})
+
+    def make(vocab: str) -> None:
+        config = GPTConfig("mine", n_layer=1, n_head=1, n_embd=8, block_size=8)
+        weights = make_network(config, len(vocab)).state_dict()
+        Path("run").mkdir()
+        checkpoint.save(Checkpoint(to_dict(config), vocab, model=weights), Path("run/best.pt"))
+
+    return make
 
 
 def read_page() -> dict:
@@ -67,28 +88,32 @@ def test_prompt_is_read_from_a_file_or_standard_input(run_sample, monkeypatch):
         assert run_sample("--prompt_file", "-", *flags) == expected
 
 
-def test_the_newest_run_or_the_named_checkpoint_is_sampled(tiny, text_file, monkeypatch, capsys):
-    text_file.write_text("abcd" * 60)  # without a newline, with which a text begins otherwise
-    losses = iter([1.0, 2.0])
-    monkeypatch.setattr(train, "evaluate", lambda *args: next(losses))
-    assert tiny("--max_iters=20 --eval_interval=10 --out_dir=runs/new") == 0
-    text_file.unlink()
-    shutil.copytree("runs/new", "runs/old")
-    shutil.copy("runs/new/last.pt", "alone.pt")
+def test_the_newest_run_or_the_named_checkpoint_is_sampled(run_dir, capsys):
+    for step, name in ((10, "best.pt"), (20, "last.pt")):
+        saved = checkpoint.load(run_dir / name)
+        saved.step = step
+        checkpoint.save(saved, run_dir / name)
+    shutil.copytree("runs/it", "runs/old")
+    shutil.copy("runs/it/last.pt", "alone.pt")
     for path in Path("runs/old").glob("*.pt"):
         os.utime(path, (1, 1))
     shutil.copytree("runs/old", "runs/newer/teacher", copy_function=shutil.copy)  # never taken
     for argv, expected in (
-        ([], "runs/new/best.pt, step 10,"),
-        (["--which", "last"], "runs/new/last.pt, step 20,"),
+        ([], "runs/it/best.pt, step 10,"),
+        (["--which", "last"], "runs/it/last.pt, step 20,"),
         (["runs/old"], "runs/old/best.pt, step 10,"),
         (["alone.pt"], "alone.pt, step 20,"),
     ):
-        capsys.readouterr()
         assert sample.main(["--max_new_tokens", "5", *argv]) == 0
-        output = capsys.readouterr()
-        assert output.err.startswith(expected)
-        assert set(output.out) <= set("abcd")
+        assert capsys.readouterr().err.startswith(expected)
+
+
+@pytest.mark.parametrize("vocab", ["dcba", "dcba\n"])
+def test_a_text_begins_after_a_line_end_or_the_first_character(make_run, vocab, capsys):
+    make_run(vocab)
+    assert sample.main(["run", "--max_new_tokens=6", "--attention=page.html"]) == 0
+    assert capsys.readouterr().out == {"dcba": "abcdab", "dcba\n": "abcd\na"}[vocab]
+    assert "".join(read_page()["chars"]) == {"dcba": "dabcdab", "dcba\n": "\nabcd\na"}[vocab]
 
 
 def test_attention_page_shows_generated_or_scored_text(run_sample):
@@ -96,31 +121,46 @@ def test_attention_page_shows_generated_or_scored_text(run_sample):
     for prompt, start in (("KATE:", ""), ("", "\n")):
         text = run_sample("--prompt", prompt, *flags).split(sample.SEPARATOR)[0]
         assert "".join(read_page()["chars"]) == start + text
-    Path("scored.txt").write_text(LINES[:90])
+    Path("scored.txt").write_text(LINES[:17])  # a window of block_size
     nats, _, bits, *words = run_sample("--score", "scored.txt", "--attention", "page.html").split()
     page = read_page()
-    assert "".join(page["chars"]) == "\n" + LINES[:90]
-    assert float(nats) == pytest.approx(sum(page["nll"][1:]) / 90, abs=1e-3)
+    assert "".join(page["chars"]) == LINES[:17]
+    assert float(nats) == pytest.approx(sum(page["nll"][1:]) / 16, abs=1e-3)
     assert float(bits) == pytest.approx(float(nats) / math.log(2), abs=2e-4)
-    assert words[-2:] == ["90", "characters"]
+    assert words[-2:] == ["16", "characters"]
 
 
-def test_unknown_characters_are_left_out_of_a_score_and_counted(run_sample, run_dir, capsys):
+def test_a_score_is_the_loss_of_an_evaluation(run_sample, run_dir):
+    """Of independent windows of block_size characters, of which the last one is shorter."""
+    saved, text = checkpoint.load(run_dir / "last.pt"), LINES[int(len(LINES) * 0.9) :]
+    model = make_network(make_config(TrainConfig, saved.config), len(saved.vocab)).eval()
+    checkpoint.restore(saved, model)
+    assert (len(text) - 1) % 16 > 0
+    for length in (2, 17, 18, len(text)):
+        ids_N, nats = torch.tensor([saved.vocab.index(char) for char in text[:length]]), 0.0
+        for start in range(0, length - 1, 16):
+            window_T = ids_N[start : start + 17]
+            logits_TV = model(window_T[None, :-1])[0]
+            nats += F.cross_entropy(logits_TV, window_T[1:], reduction="sum").item()
+        Path("scored.txt").write_text(text[:length])
+        score = float(run_sample("--which=last", "--score=scored.txt").split()[0])
+        assert score == pytest.approx(nats / (length - 1), abs=6e-5)
+    assert score == pytest.approx(saved.val_loss, abs=6e-5)
+
+
+def test_unknown_characters_are_left_out_of_a_score_and_counted(run_sample, capsys, monkeypatch):
+    """Of a file, and of standard input."""
     Path("plain.txt").write_text(LINES[:90])
-    Path("mixed.txt").write_text("я" + LINES[:40] + "щя" + LINES[40:90], "utf-8")
-    plain = run_sample("--score", "plain.txt")
-    assert run_sample("--score", "mixed.txt") == (
-        plain.rstrip("\n") + "; 3 others are not in the vocabulary\n"
-    )
-    assert sample.main(["--score", "mixed.txt"]) == 0
-    assert "left out of mixed.txt: characters that are" in capsys.readouterr().err
-
-
-def test_standard_input_is_scored(run_sample, monkeypatch):
-    Path("scored.txt").write_text(LINES[:90])
-    expected = run_sample("--score", "scored.txt")
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(LINES[:90].encode())))
-    assert run_sample("--score", "-") == expected
+    mixed = "я" + LINES[:40] + "щя" + LINES[40:90]
+    Path("mixed.txt").write_text(mixed, "utf-8")
+    expected = run_sample("--score", "plain.txt").rstrip("\n")
+    expected += "; 3 others are not in the vocabulary\n"
+    for name, shown in (("mixed.txt", "mixed.txt"), ("-", "standard input")):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(mixed.encode())))
+        assert sample.main(["--score", name]) == 0
+        output = capsys.readouterr()
+        assert output.out == expected
+        assert f"left out of {shown}: characters that are" in output.err
 
 
 def test_samples_stopped_at_line_end_print_one_per_line(run_sample):
@@ -136,72 +176,61 @@ def test_samples_stopped_at_line_end_print_one_per_line(run_sample):
     assert written.endswith("\n") == ("\n" in whole[-1])
 
 
-def test_an_escape_sequence_at_the_end_of_stop_is_noted(tiny, text_file, capsys):
+def test_an_escape_sequence_at_the_end_of_stop_is_noted(make_run, capsys):
     r"""In a vocabulary with a backslash and an n, '\n' of a shell is valid, but no line end."""
-    text_file.write_text(r"\nabla \neq 0 \now " * 30 + "\n")
-    assert tiny("--max_iters=2 --out_dir=run") == 0
+    make_run("\\nabl \n")
     for flags, is_noted in ((["--stop", r"\n"], True), (["--prompt", r"\nabla"], False)):
-        capsys.readouterr()
         assert sample.main(["run", "--max_new_tokens=5", *flags]) == 0
-        assert ("note: stop ends with" in capsys.readouterr().err) == is_noted
+        assert ("note: " in capsys.readouterr().err) == is_noted
 
 
 @pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"])
-def test_a_terminal_shows_each_line_end_as_one(tiny, text_file, monkeypatch, capsys, line_end):
+def test_a_terminal_shows_each_line_end_as_one(make_run, monkeypatch, capsys, line_end):
     """And a file gets the characters as they are."""
-    text_file.write_bytes(f"One line.{line_end}".encode() * 60)
-    assert tiny("--max_iters=2 --out_dir=run") == 0
-    pieces = [(0, c) for c in f"One line.{line_end}{line_end}Two."] + [(1, "x")]
-    monkeypatch.setattr(sample, "stream", lambda *_: iter(pieces))
-    for is_terminal in (True, False):
-        capsys.readouterr()
+    line = f"Line{line_end}"
+    make_run(line[::-1])
+    for is_terminal, shown in ((True, "Line\n"), (False, line)):
         monkeypatch.setattr(sys.stdout, "isatty", lambda value=is_terminal: value)
-        assert sample.main(["run"]) == 0
-        shown = capsys.readouterr().out
-        text = "One line.\n\nTwo." + sample.SEPARATOR + "x"
-        assert shown == (text + "\n" if is_terminal else text.replace("\n\n", 2 * line_end))
+        flags = ["--num_samples=2", f"--max_new_tokens={2 * len(line) + 4}"]
+        assert sample.main(["run", *flags]) == 0
+        text = 2 * shown + "Line"
+        end = "\n" if is_terminal else ""
+        assert capsys.readouterr().out == text + sample.SEPARATOR + text + end
 
 
-def test_old_attention_page_is_kept_when_writing_fails(monkeypatch, capsys, run_dir):
-    def write_page(path: str) -> int:
-        return sample.main(["--max_new_tokens", "5", "--attention", path])
+def test_old_attention_page_is_kept_when_writing_fails(run_dir):
+    def write_page() -> int:
+        return sample.main(["--max_new_tokens", "5", "--attention", "page.html"])
 
-    assert write_page("page.html") == 0  # and it may be replaced
-    assert write_page("page.html") == 0
+    assert write_page() == 0
     old = Path("page.html").read_text("utf-8") + "<!-- old -->"
     Path("page.html").write_text(old, "utf-8")
     with file_size_limit(1000):  # as on a full disk
-        assert write_page("page.html") == 1
-    with monkeypatch.context() as patch:
-        patch.setattr(sample, "stream", Mock(side_effect=KeyboardInterrupt))
-        assert write_page("page.html") == 130
+        assert write_page() == 1
     assert Path("page.html").read_text("utf-8") == old
     assert sorted(os.listdir()) == ["page.html", "runs"]
-    assert write_page("page.html") == 0
+    assert write_page() == 0  # it may be replaced
     assert read_page()["chars"]
 
 
-def test_interactive_continues_lines_and_ctrl_c_ends_a_text(
-    run_dir, run_sample, capsys, monkeypatch
-):
-    stream, texts = sample.stream, iter(range(9))
-
-    def interrupt_the_second(*args):
-        yield from itertools.islice(stream(*args), 5 if next(texts) == 1 else None)
-        raise KeyboardInterrupt
-
-    lines = Mock(side_effect=["KATE:", "TOM:", "é", "TOM:", KeyboardInterrupt])
-    monkeypatch.setattr("builtins.input", lines)
-    with monkeypatch.context() as patch:
-        patch.setattr(sample, "stream", interrupt_the_second)
-        assert sample.main(["--interactive", "--max_new_tokens=40"]) == 130
-    output = capsys.readouterr()
-    assert "error: the prompt has" in output.err
+def test_interactive_continues_lines_and_ctrl_c_ends_a_text(run_sample, monkeypatch, capsys):
     flags = ("--max_new_tokens=40", "--prompt")
     first = run_sample(*flags, "KATE:")
     second, last = (run_sample(*flags, "TOM:", f"--seed={1337 + turn}") for turn in (1, 3))
-    assert output.out == f"{first}\n{second[:9]}\n{last}\n"
     assert second != last
+
+    class Screen(io.StringIO):
+        def write(self, text: str) -> None:
+            super().write(text)
+            if self.getvalue() == f"{first}\n{second[:9]}":
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "stdout", Screen())
+    lines = Mock(side_effect=["KATE:", "TOM:", "é", "TOM:", KeyboardInterrupt])
+    monkeypatch.setattr("builtins.input", lines)
+    assert sample.main(["--interactive", "--max_new_tokens=40"]) == 130
+    assert sys.stdout.getvalue() == f"{first}\n{second[:9]}\n{last}\n"
+    assert "error: the prompt has" in capsys.readouterr().err
 
 
 def test_output_is_utf_8_whatever_terminal_and_corpus_are(tiny, text_file, monkeypatch):
@@ -241,4 +270,4 @@ def test_standard_output_on_a_full_disk_ends_with_one_line(run_dir, monkeypatch,
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.FileIO("/dev/full", "w")))
     assert sample.main([]) == 1
     error = capsys.readouterr().err.splitlines()[-1]
-    assert error == "error: [Errno 28] No space left on device"
+    assert error == "error: [Errno 28] No space left on device: 'standard output'"
