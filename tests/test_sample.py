@@ -108,14 +108,6 @@ def test_the_newest_run_or_the_named_checkpoint_is_sampled(run_dir, capsys):
         assert capsys.readouterr().err.startswith(expected)
 
 
-@pytest.mark.parametrize("vocab", ["dcba", "dcba\n"])
-def test_a_text_begins_after_a_line_end_or_the_first_character(make_run, vocab, capsys):
-    make_run(vocab)
-    assert sample.main(["run", "--max_new_tokens=6", "--attention=page.html"]) == 0
-    assert capsys.readouterr().out == {"dcba": "abcdab", "dcba\n": "abcd\na"}[vocab]
-    assert "".join(read_page()["chars"]) == {"dcba": "dabcdab", "dcba\n": "\nabcd\na"}[vocab]
-
-
 def test_attention_page_shows_generated_or_scored_text(run_sample):
     flags = ["--attention", "page.html", "--num_samples", "2", "--max_new_tokens", "40"]
     for prompt, start in (("KATE:", ""), ("", "\n")):

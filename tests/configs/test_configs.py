@@ -1,15 +1,11 @@
 """Tests of the config: types of keys, flags, presets, their order, and what is refused."""
 
 import re
-import shutil
-import subprocess
-import sys
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import pytest
-import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -28,7 +24,6 @@ from configs.flags import (
 from configs.recipe import Budget, recipe
 from configs.settings import TrainConfig
 from model.network import require_consistent
-from tests.conftest import ROOT, TINY
 
 PRESETS = Path(configs.__file__).parent
 PARSER = ConfigParser(TrainConfig, usage="", description="")
@@ -104,55 +99,6 @@ def test_help_shows_each_flag_with_its_interval_and_default(monkeypatch, capsys)
         assert re.search(f" {flag} {re.escape(words)}", output), key.name
 
 
-SETTING = '    act: Annotated[Literal["relu", "gelu"], "activation"] = "relu"'
-EDITS = {
-    "configs/settings.py": {"    bias:": f"{SETTING}\n    bias:"},
-    "model/networks/quill.py": {
-        "settings = ()": 'settings = ("act",)',
-        "self.fc = ": "self.act = config.act\n        self.fc = ",
-        "return self.proj(relu_squared(": "print(self.act)\n        return self.proj(F.gelu(",
-    },
-}
-COMMANDS = """
-import sample, train
-assert train.main() == 0
-assert train.main(["--resume", "run", "--max_iters=2"]) == 0
-assert train.main(["run/config.toml", "--out_dir=other"]) == 0
-assert sample.main(["other", "--max_new_tokens=1"]) == 0
-"""
-
-
-def test_a_line_in_settings_reaches_the_network_in_every_command(text_file):
-    """In a copy of the repository: a new setting of quill."""
-    for name in ("configs", "data", "model", "train.py", "sample.py"):
-        copy = shutil.copy if name.endswith(".py") else shutil.copytree
-        copy(ROOT / name, name)
-    for name, changes in EDITS.items():
-        code = Path(name).read_text()
-        for old, new in changes.items():
-            assert old in code
-            code = code.replace(old, new, 1)
-        Path(name).write_text(code)
-    flags = [f"--data={text_file}", *TINY, "--max_iters=1", "--act=gelu", "--out_dir=run"]
-    command = [sys.executable, "-c", COMMANDS, *flags]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
-    assert done.stdout.count("gelu") > 4
-    assert "relu" not in done.stdout
-
-
-@pytest.mark.parametrize(("modes", "compiles"), [(("on", "True"), 1), (("off", "False"), 0)])
-def test_compile_accepts_nanogpt_booleans_and_trains_in_dtype(modes, compiles, tiny, monkeypatch):
-    calls = []
-
-    def compile(network, **_):
-        return lambda x_BT: calls.append(torch.is_autocast_enabled("cpu")) or network(x_BT)
-
-    monkeypatch.setattr(torch, "compile", compile)
-    for number, mode in enumerate(modes, start=1):
-        assert tiny(f"--max_iters=1 --compile={mode} --dtype=bfloat16") == 0
-        assert calls == [True] * (2 * number * compiles)  # a trial, and a step
-
-
 train_values = {
     "data": st.tuples(st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1)),
     "max_iters": st.integers(1, 2**63 - 1),
@@ -190,7 +136,7 @@ def config_of_run(text_file: Path, run: str, flags: list[str]) -> dict[str, Any]
     return PARSER.parse_preset(f"{run}/config.toml")
 
 
-def test_a_flag_changes_itself_and_no_other_setting(text_file):
+def test_a_flag_changes_only_itself(text_file):
     """Five runs have, and five lack, the flags whose numbers have a certain bit.
 
     So for each two flags there is a run with the first and without the second.

@@ -9,7 +9,7 @@ from model import checkpoint
 from model.attention import Cache
 from model.generate import uses_cache
 from model.inspect.page import attention_page
-from tests.conftest import TINY
+from model.network import network_class
 from tests.model.inspect.test_page import ATTEND, own_equation, page_data
 from tests.model.test_networks import random_gpt, random_ids
 
@@ -72,8 +72,9 @@ def test_copied_network_samples_with_cache_and_has_attention_page(copy, capsys):
 
 @pytest.mark.parametrize("copy", ["gpt with ALiBi", "quill with sigmoid attention"], indirect=True)
 def test_a_copy_trains_scores_and_resumes(copy, tiny, text_file, capsys):
-    flags = f"--network=mine --data={text_file} --max_iters=4 --eval_interval=2 --out_dir=run"
-    assert train.main([*TINY, *flags.split()]) == 0
+    """Also with a setting that is for this network alone."""
+    own = [f"--{key}" for key in network_class("mine").settings]
+    assert tiny("--network=mine --max_iters=4 --eval_interval=2 --out_dir=run", *own) == 0
     assert train.main(["--resume", "run", "--max_iters=6"]) == 0
     assert checkpoint.load("run/last.pt").config["network"] == "mine"
     text_file.write_text(text_file.read_text()[:100])

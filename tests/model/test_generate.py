@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from configs.settings import GPTConfig
 from model import generate
 from model.generate import (
     GenerationConfig,
@@ -20,10 +19,9 @@ from model.generate import (
     make_step_fn,
     next_char_probs,
     sample_ids,
+    stream,
     uses_cache,
 )
-from model.networks import quill
-from model.networks.quill import TokenShift
 from model.system.errors import AbortError
 from tests.model.test_networks import NETWORKS, random_gpt, random_ids
 
@@ -96,49 +94,27 @@ def test_a_sampling_rule_sees_the_prompt_and_all_that_is_written():
     assert (written_BT == np.resize(prompt, 1100)).all()
 
 
-class WrongCache(quill.GPT):
-    """Networks whose logits change with the cache, each in one way."""
-
-    def __init__(self, mistake: str) -> None:
-        super().__init__(GPTConfig(n_layer=2, n_head=2, n_embd=16, block_size=12), 11)
-        self.mistake, self.vocab_size = mistake, 11
-        for parameter in self.parameters():
-            torch.nn.init.normal_(parameter, std=0.3)
-
-    def forward(self, ids_BT, cache=None):
-        if cache is None:
-            return super().forward(ids_BT)
-        start, kept = cache.length, dict(cache.kept)
-        logits_BTV = super().forward(ids_BT, cache)
-        if self.mistake == "no positions":
-            cache.length = start
-        elif self.mistake == "nothing kept":
-            cache.kept = kept
-        elif self.mistake == "no token shift":
-            cache.kept = {k: v for k, v in cache.kept.items() if not isinstance(k, TokenShift)}
-        elif self.mistake == "prompts of one character" and start == 0 and ids_BT.size(1) == 1:
-            logits_BTV = logits_BTV.flip(-1)
-        elif self.mistake == "beyond the window" and cache.length > 12:
-            logits_BTV = logits_BTV * 1.01
-        elif self.mistake == "single characters" and start > 0 and ids_BT.size(1) == 1:
-            logits_BTV = logits_BTV.flip(-1)
-        return logits_BTV
+MISTAKES = {  # in the code of quill: a line, and another one that changes logits with a cache
+    "none": ("import torch", "import torch"),
+    "no positions": ("cache.length += ids_BT.size(1)", "pass"),
+    "no keys": ("k_BHSD, v_BHSD = cache.append(self, k_BHTD, v_BHTD, window)", "pass"),
+    "no token shift": ("cache.kept[self] = padded_BTC[:, -2:]", "pass"),
+    "a prompt of one character": ("x_BTC.new_zeros(B, 2, C)", "x_BTC.new_ones(B, 2, C) * (T == 1)"),
+    "single characters": ("last_B2C = cache.kept[self]", "last_B2C = cache.kept[self] * (T > 1)"),
+    "beyond the window": ("rotation_angles(cache.length, N", "rotation_angles(0, N"),
+}
 
 
-MISTAKES = ["no positions", "nothing kept", "no token shift", "prompts of one character"]
-MISTAKES += ["beyond the window", "single characters"]
-
-
-@pytest.mark.parametrize("mistake", ["", *MISTAKES])
-def test_cache_that_changes_logits_is_skipped_with_warning(mistake, capsys):
-    torch.manual_seed(0)
-    model = WrongCache(mistake).eval()
-    config, vocab = GenerationConfig(max_new_tokens=40), "abcdefghijk"
-    texts = list(generate.stream(model, vocab, [1], config))
-    said = "warning: the cache of the network quill changes its logits" in capsys.readouterr().err
-    assert said == bool(mistake)
-    without_cache = list(generate.stream(WithoutCache(model), vocab, [1], config))
-    assert (texts == without_cache) == bool(mistake)  # without, it sees 12 characters at a time
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_cache_that_changes_logits_is_skipped_with_warning(mistake, edit_network, capsys):
+    edit_network("quill", dict([MISTAKES[mistake]]))
+    model, config = random_gpt(network="mine"), GenerationConfig(max_new_tokens=40)
+    vocab = "abcdefghijk"
+    texts = list(stream(model, vocab, [1], config))
+    warning = "warning: the cache of the network mine changes its logits"
+    assert (warning in capsys.readouterr().err) == (mistake != "none")
+    without_cache = list(stream(WithoutCache(model), vocab, [1], config))
+    assert (texts == without_cache) == (mistake != "none")  # without, it sees block_size characters
 
 
 @pytest.mark.parametrize("network", NETWORKS)
@@ -165,7 +141,7 @@ def test_a_network_without_a_cache_is_sampled(capsys):
     model, vocab = random_gpt(), "abcdefghijk"
     plain = WithoutCache(model)
     config = GenerationConfig(max_new_tokens=12)
-    texts = [list(generate.stream(each, vocab, [1], config)) for each in (plain, model)]
+    texts = [list(stream(each, vocab, [1], config)) for each in (plain, model)]
     assert texts[0] == texts[1]
     assert capsys.readouterr().err == ""
 
@@ -184,9 +160,9 @@ class WithoutCache(torch.nn.Module):
 def test_texts_written_together_end_each_at_its_own_stop():
     model, vocab = random_gpt(), "abcdefghijk"
     config = GenerationConfig(max_new_tokens=200, num_samples=5)
-    pieces = list(generate.stream(model, vocab, [1], config, stop="b"))
+    pieces = list(stream(model, vocab, [1], config, stop="b"))
     texts = ["".join(piece for i, piece in pieces if i == n) for n in range(5)]
-    whole = [piece for _, piece in generate.stream(model, vocab, [1], config)]
+    whole = [piece for _, piece in stream(model, vocab, [1], config)]
     longer = ["".join(whole[:200]), *whole[200:]]
     assert texts == [text[: text.index("b") + 1] if "b" in text else text for text in longer]
     assert len(set(texts)) > 1

@@ -158,6 +158,8 @@ def test_an_evaluation_batch_has_a_limited_number_of_logits(vocab_size):
         ("auto", CUDA, 4_999, False),
         ("auto", CPU, 10**6, False),
         ("off", CUDA, 10**6, False),
+        ("True", CPU, 1, True),  # as nanoGPT has it
+        ("False", CUDA, 10**6, False),
     ],
 )
 def test_the_compiled_network_is_used_if_wanted(
