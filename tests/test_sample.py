@@ -15,10 +15,9 @@ import torch
 import torch.nn.functional as F
 
 import sample
-from configs.flags import make_config, to_dict
-from configs.settings import GPTConfig, TrainConfig
+from configs.flags import make_config
+from configs.settings import TrainConfig
 from model import checkpoint
-from model.checkpoint import Checkpoint
 from model.network import make_network
 from tests.conftest import LINES, ROOT, file_size_limit
 from tests.model.inspect.test_page import page_data
@@ -39,23 +38,6 @@ def run_sample(run_dir, capsys):
         return capsys.readouterr().out
 
     return run
-
-
-@pytest.fixture
-def make_run(edit_network):
-    """make_run("cba") saves run/best.pt, whose network writes abcabc... whatever the seed is."""
-    last_line = "return self.head(self.norm(x_BTC))"
-    logits = "1e3 * F.one_hot((ids_BT - 1) % len(self.head.weight), len(self.head.weight)).float()"
-    imports = {"import torch\n": "import torch\nimport torch.nn.functional as F\n"}
-    edit_network("gpt", imports | {last_line: f"return {logits}"})
-
-    def make(vocab: str) -> None:
-        config = GPTConfig("mine", n_layer=1, n_head=1, n_embd=8, block_size=8)
-        weights = make_network(config, len(vocab)).state_dict()
-        Path("run").mkdir()
-        checkpoint.save(Checkpoint(to_dict(config), vocab, model=weights), Path("run/best.pt"))
-
-    return make
 
 
 def read_page() -> dict:
@@ -168,26 +150,24 @@ def test_samples_stopped_at_line_end_print_one_per_line(run_sample):
     assert written.endswith("\n") == ("\n" in whole[-1])
 
 
-def test_an_escape_sequence_at_the_end_of_stop_is_noted(make_run, capsys):
+def test_an_escape_sequence_at_the_end_of_stop_is_noted(run_dir, capsys):
     r"""In a vocabulary with a backslash and an n, '\n' of a shell is valid, but no line end."""
-    make_run("\\nabl \n")
-    for flags, is_noted in ((["--stop", r"\n"], True), (["--prompt", r"\nabla"], False)):
-        assert sample.main(["run", "--max_new_tokens=5", *flags]) == 0
+    saved = checkpoint.load(run_dir / "best.pt")
+    saved.vocab = saved.vocab.replace("K", "\\")
+    checkpoint.save(saved, run_dir / "best.pt")
+    for flags, is_noted in ((["--stop", r"\n"], True), (["--prompt", r"\now"], False)):
+        assert sample.main(["--max_new_tokens=5", *flags]) == 0
         assert ("note: " in capsys.readouterr().err) == is_noted
 
 
 @pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"])
-def test_a_terminal_shows_each_line_end_as_one(make_run, monkeypatch, capsys, line_end):
+def test_a_terminal_shows_each_line_end_as_one(monkeypatch, capsys, line_end):
     """And a file gets the characters as they are."""
-    line = f"Line{line_end}"
-    make_run(line[::-1])
-    for is_terminal, shown in ((True, "Line\n"), (False, line)):
+    text = f"One.{2 * line_end}Two."
+    for is_terminal, shown in ((True, "\n"), (False, line_end)):
         monkeypatch.setattr(sys.stdout, "isatty", lambda value=is_terminal: value)
-        flags = ["--num_samples=2", f"--max_new_tokens={2 * len(line) + 4}"]
-        assert sample.main(["run", *flags]) == 0
-        text = 2 * shown + "Line"
-        end = "\n" if is_terminal else ""
-        assert capsys.readouterr().out == text + sample.SEPARATOR + text + end
+        assert sample.write([(0, character) for character in text]) == text
+        assert capsys.readouterr().out == f"One.{2 * shown}Two."
 
 
 def test_old_attention_page_is_kept_when_writing_fails(run_dir):
