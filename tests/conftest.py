@@ -82,7 +82,7 @@ def elsewhere(tmp_path_factory) -> Iterator[Path]:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Start with the tests that take longest, so that no worker waits for them at the end."""
-    items.sort(key=lambda item: not re.search("compile|processes", item.name))
+    items.sort(key=lambda item: not re.search("compare|compile|processes", item.nodeid))
 
 
 @pytest.fixture

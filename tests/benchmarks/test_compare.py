@@ -21,7 +21,7 @@ SPREAD = 0.0042
 def share_of(words: str, true_difference: float, seeds: int) -> float:
     """How often the answer about normally distributed losses has these words."""
     rng = np.random.default_rng(0)
-    losses = rng.normal(1.42, SPREAD, (4000, 2, seeds))
+    losses = rng.normal(1.42, SPREAD, (2000, 2, seeds))
     losses[:, 0] += true_difference
     answers = [answer(difference(a.tolist(), b.tolist()), "a", "b") for a, b in losses]
     return sum(words in text for text in answers) / len(answers)
@@ -99,35 +99,50 @@ def made_runs() -> dict[str, int]:
 
 
 def test_compare_runs_again_only_what_has_changed(copied_tree, text_file, capsys):
-    flags = ["gpt", "gpt", "--a.learning_rate=0.01", f"--data={text_file}", *TINY]
-    flags += ["--max_iters=4", "--seeds=2", "--val_fraction=0.2"]
-    keep_speed(flags, (3.0, 2.0), (9.0, 4.0), (4.0, 4.0))  # A is 1.5 times as fast
+    """Equal runs are the same bit for bit; warnings are shown once for each network."""
+    gpt = copied_tree / "model/networks/gpt.py"
+    old = "torch.arange(start, start + T"
+    assert gpt.read_text().count(old) == 1
+    gpt.write_text(gpt.read_text().replace(old, "torch.arange(0, T"))
+    text_file.write_text(3 * LINES)
+    flags = ["gpt", "gpt", "--a.log_interval=7", f"--data={text_file}", *TINY]
+    flags += ["--max_iters=2", "--seeds=2", "--val_fraction=0.2"]
+    keep_speed(flags, (1.0, 1.0), (1.0, 1.0))
+    capsys.readouterr()
     assert compare.main(flags) == 0
-    names = ("gpt, learning_rate 0.01", "gpt", "gpt, learning_rate 0.01, equal time")
+    output = capsys.readouterr().out
+    assert "gpt, log_interval 7 and gpt are the same, bit for bit" in output
+    assert output.count("the cache of the network gpt changes its logits") == 2
+    assert output.count("word for word in the training text") == 1
     first = made_runs()
+    names = ("gpt, log_interval 7", "gpt")
     assert sorted(first) == sorted(f"{name}/seed-{seed}" for name in names for seed in (1, 2))
-    longer = (compare.FOLDER / names[2] / "seed-1/config.toml").read_text()
-    assert "max_iters = 6\n" in longer
     assert "seed = 2\n" in (compare.FOLDER / "gpt/seed-2/config.toml").read_text()
 
     # It trains on the training text alone.
     corpus = open_corpus(DataConfig((str(text_file),), val_fraction=0.2))
-    assert compare.TEXT.read_text() == LINES[: corpus.train_chars]
-    assert "val_fraction = 0.2\n" in longer
+    assert compare.TEXT.read_text() == (3 * LINES)[: corpus.train_chars]
+    assert "val_fraction = 0.2\n" in (compare.FOLDER / "gpt/seed-1/config.toml").read_text()
 
-    networks = copied_tree / "model/networks"
-    (networks / "quill.py").write_text("raise RuntimeError  # of another network\n")
+    (copied_tree / "model/networks/quill.py").write_text("raise RuntimeError  # another network\n")
     (compare.FOLDER / "gpt/seed-2/inputs.json").unlink()  # as if it had been stopped
     assert compare.main(flags) == 0
     second = made_runs()
     assert {name for name in first if first[name] != second[name]} == {"gpt/seed-2"}
 
     capsys.readouterr()
-    (networks / "gpt.py").write_text("raise RuntimeError('edited')\n")
+    gpt.write_text("raise RuntimeError('edited')\n")
     assert compare.main(flags) == 1
     output = capsys.readouterr()
     assert "seed-1 is made again, since this changed: model/networks/gpt.py" in output.out
     assert output.err.splitlines()[-1].endswith("RuntimeError: edited")
+
+
+def test_the_faster_network_also_gets_the_steps_of_the_other_ones_time(text_file):
+    flags = ["gpt", "gpt", "--a.learning_rate=0.01", f"--data={text_file}", *TINY, "--max_iters=4"]
+    a, b = make_variants(flags)
+    speed = Speed([(3.0, 2.0), (9.0, 4.0), (4.0, 4.0)], (a.config, b.config))
+    assert compare.longer(a, speed).config.max_iters == 6
 
 
 def test_the_speed_is_measured_in_turn_and_kept(copied_tree, text_file, monkeypatch):
@@ -178,25 +193,6 @@ def test_a_network_that_looks_ahead_is_refused(copied_tree, text_file, capsys):
     assert compare.main(flags) == 2
     assert capsys.readouterr().err.startswith("error: gpt: the network gpt looks ahead")
     assert not made_runs()
-
-
-def test_equal_runs_are_the_same_bit_for_bit_and_warnings_are_shown_once(
-    copied_tree, text_file, capsys
-):
-    network = copied_tree / "model/networks/gpt.py"
-    old = "torch.arange(start, start + T"
-    assert network.read_text().count(old) == 1
-    network.write_text(network.read_text().replace(old, "torch.arange(0, T"))
-    text_file.write_text(3 * LINES)
-    flags = ["gpt", "gpt", "--a.log_interval=7", f"--data={text_file}", *TINY]
-    flags += ["--max_iters=2", "--seeds=2"]
-    keep_speed(flags, (1.0, 1.0), (1.0, 1.0))
-    capsys.readouterr()
-    assert compare.main(flags) == 0
-    output = capsys.readouterr().out
-    assert "gpt, log_interval 7 and gpt are the same, bit for bit" in output
-    assert output.count("the cache of the network gpt changes its logits") == 2  # of A and of B
-    assert output.count("word for word in the training text") == 1
 
 
 def test_two_comparisons_at_once_are_refused(text_file, capsys):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from data import check
 from data.check import check_split, unlikeness
-from data.corpus import encode
+from data.tokenizer import encode
 
 VOCAB = "".join(map(chr, range(32, 32 + 96)))
 

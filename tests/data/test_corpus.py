@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.settings import DataConfig
-from data.corpus import MAX_EVAL_CHARS, Corpus, encode, open_corpus, shuffled_starts
+from data.corpus import MAX_EVAL_CHARS, Corpus, open_corpus, shuffled_starts
+from data.tokenizer import encode
 from tests.conftest import LINES
 
 

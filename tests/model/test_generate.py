@@ -15,7 +15,6 @@ from model import generate
 from model.generate import (
     GenerationConfig,
     first_character,
-    looks_ahead,
     make_step_fn,
     next_char_probs,
     sample_ids,
@@ -115,26 +114,6 @@ def test_cache_that_changes_logits_is_skipped_with_warning(mistake, edit_network
     assert (warning in capsys.readouterr().err) == (mistake != "none")
     without_cache = list(stream(WithoutCache(model), vocab, [1], config))
     assert (texts == without_cache) == (mistake != "none")  # without, it sees block_size characters
-
-
-@pytest.mark.parametrize("network", NETWORKS)
-@pytest.mark.parametrize("block_size", [1, 2, 3, 12, 300])
-def test_no_network_looks_ahead(network, block_size):
-    assert not looks_ahead(random_gpt(network=network, block_size=block_size))
-
-
-@pytest.mark.parametrize("network", ["gpt", "quill"])
-@pytest.mark.parametrize("block_size", [2, 3, 12, 300])
-def test_a_network_without_a_mask_looks_ahead(network, block_size, edit_network):
-    edit_network(network, {"causal=True": "causal=False"})
-    assert looks_ahead(random_gpt(network="mine", block_size=block_size))
-
-
-def test_a_network_that_draws_random_numbers_does_not_look_ahead(edit_network):
-    edit_network("gpt", {"self.config.dropout if self.training else 0.0": "0.3"})
-    model, ids_BT = random_gpt(network="mine"), random_ids(1, 12)
-    assert not torch.equal(model(ids_BT), model(ids_BT))
-    assert not looks_ahead(model)
 
 
 def test_a_network_without_a_cache_is_sampled(capsys):

@@ -21,7 +21,7 @@ from torch import nn
 import train
 from configs.settings import GPTConfig, OptimConfig
 from model.attention import Cache
-from model.network import make_network, network_names
+from model.network import looks_ahead, make_network, network_names
 from model.optim import make_optimizers
 from tests.test_train import assert_same_run, at_steps
 
@@ -141,3 +141,23 @@ def test_training_resumes_exactly(network, tiny, monkeypatch):
     for run in ("stopped", "killed"):
         assert train.main(["--resume", run]) == 0
         assert_same_run(Path("whole"), Path(run))
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("block_size", [1, 2, 3, 12, 300])
+def test_no_network_looks_ahead(network, block_size):
+    assert not looks_ahead(random_gpt(network=network, block_size=block_size))
+
+
+@pytest.mark.parametrize("network", ["gpt", "quill"])
+@pytest.mark.parametrize("block_size", [2, 3, 12, 300])
+def test_a_network_without_a_mask_looks_ahead(network, block_size, edit_network):
+    edit_network(network, {"causal=True": "causal=False"})
+    assert looks_ahead(random_gpt(network="mine", block_size=block_size))
+
+
+def test_a_network_that_draws_random_numbers_does_not_look_ahead(edit_network):
+    edit_network("gpt", {"self.config.dropout if self.training else 0.0": "0.3"})
+    model, ids_BT = random_gpt(network="mine"), random_ids(1, 12)
+    assert not torch.equal(model(ids_BT), model(ids_BT))
+    assert not looks_ahead(model)

@@ -11,11 +11,11 @@ import torch
 from configs.flags import UserError
 from model.system.errors import (
     AbortError,
-    catch_signals,
     disk_errors,
     out_of_memory_hint,
     report_errors,
 )
+from model.system.signals import catch_signals
 
 OUT_OF_MEMORY = "error: out of memory. Use a smaller --batch_size.\n"
 
