@@ -104,9 +104,10 @@ def test_attention_page_shows_generated_or_scored_text(run_sample):
     assert words[-2:] == ["16", "characters"]
 
 
-def test_a_score_is_the_loss_of_an_evaluation(run_sample, run_dir):
+def test_a_score_is_the_loss_of_an_evaluation(tiny, capsys):
     """Of independent windows of block_size characters, of which the last one is shorter."""
-    saved, text = checkpoint.load(run_dir / "last.pt"), LINES[int(len(LINES) * 0.9) :]
+    assert tiny("--max_iters=2 --dtype=float32 --out_dir=run") == 0
+    saved, text = checkpoint.load("run/last.pt"), LINES[int(len(LINES) * 0.9) :]
     model = make_network(make_config(TrainConfig, saved.config), len(saved.vocab)).eval()
     checkpoint.restore(saved, model)
     assert (len(text) - 1) % 16 > 0
@@ -117,7 +118,9 @@ def test_a_score_is_the_loss_of_an_evaluation(run_sample, run_dir):
             logits_TV = model(window_T[None, :-1])[0]
             nats += F.cross_entropy(logits_TV, window_T[1:], reduction="sum").item()
         Path("scored.txt").write_text(text[:length])
-        score = float(run_sample("--which=last", "--score=scored.txt").split()[0])
+        capsys.readouterr()
+        assert sample.main(["run", "--which=last", "--score=scored.txt"]) == 0
+        score = float(capsys.readouterr().out.split()[0])
         assert score == pytest.approx(nats / (length - 1), abs=6e-5)
     assert score == pytest.approx(saved.val_loss, abs=6e-5)
 

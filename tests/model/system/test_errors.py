@@ -56,22 +56,17 @@ def test_any_other_error_keeps_its_traceback(capsys, kind):
 
 
 @pytest.mark.parametrize(
-    ("error", "message"),
+    ("error", "raised", "message"),
     [
-        (OSError(28, "No space left"), "[Errno 28] No space left: 'runs/it'"),
-        (OSError(28, "No space left", "a.pt"), "[Errno 28] No space left: 'a.pt'"),
-        (OSError(28, "No space left", b"a.pt"), "[Errno 28] No space left: 'a.pt'"),
+        (OSError(28, "No space left"), AbortError, "[Errno 28] No space left: 'runs/it'"),
+        (OSError(28, "No space left", "a.pt"), AbortError, "[Errno 28] No space left: 'a.pt'"),
+        (OSError(28, "No space left", b"a.pt"), AbortError, "[Errno 28] No space left: 'a.pt'"),
+        (BrokenPipeError("closed"), BrokenPipeError, "closed"),  # the reader of a pipe has enough
     ],
 )
-def test_an_error_of_the_disk_names_the_file(error, message):
-    with pytest.raises(AbortError, match=re.escape(message)), disk_errors(Path("runs/it")):
+def test_an_error_of_the_disk_names_the_file(error, raised, message):
+    with pytest.raises(raised, match=re.escape(message)), disk_errors(Path("runs/it")):
         raise error
-
-
-def test_a_closed_pipe_is_no_error_of_the_disk():
-    """It ends a command without a message: its reader has enough."""
-    with pytest.raises(BrokenPipeError), disk_errors("standard output"):
-        raise BrokenPipeError
 
 
 def test_signals_are_caught_temporarily_except_ignored_ones():
