@@ -106,7 +106,8 @@ def test_attention_page_shows_generated_or_scored_text(run_sample):
 
 def test_a_score_is_the_loss_of_an_evaluation(tiny, capsys):
     """Of independent windows of block_size characters, of which the last one is shorter."""
-    assert tiny("--max_iters=2 --dtype=float32 --out_dir=run") == 0
+    flags = "--max_iters=20 --learning_rate=0.02 --warmup_iters=1 --dtype=float32"
+    assert tiny(f"{flags} --out_dir=run") == 0
     saved, text = checkpoint.load("run/last.pt"), LINES[int(len(LINES) * 0.9) :]
     model = make_network(make_config(TrainConfig, saved.config), len(saved.vocab)).eval()
     checkpoint.restore(saved, model)

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from configs.settings import DataConfig
 from data.corpus import MAX_EVAL_CHARS, Corpus, open_corpus, shuffled_starts
-from data.tokenizer import encode
 from tests.conftest import LINES
 
 
@@ -23,25 +22,6 @@ def numbered_text(length: int, val_fraction: float = 0.1, val_split: str = "end"
     return open_corpus(
         DataConfig(("numbered.txt",), val_fraction=val_fraction, val_split=val_split)
     )
-
-
-@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1), min_size=1))
-def test_ids_are_sorted_vocabulary_positions_regardless_of_chunks(chunks):
-    text = "".join(chunks)
-    ids_N, vocab, sha256 = encode(chunks)
-    assert vocab == "".join(sorted(set(text)))
-    assert "".join(vocab[id_] for id_ in ids_N) == text
-    assert sha256 == encode([text])[2] != encode([text + "a"])[2]
-
-
-@pytest.mark.parametrize(("count", "dtype"), [(256, "uint8"), (257, "uint16"), (65537, "uint32")])
-def test_ids_are_as_small_as_the_vocabulary_allows(count, dtype):
-    """The type is widened while the text is read."""
-    first = "".join(map(chr, range(0x10000, 0x10000 + count // 2)))
-    second = "".join(map(chr, range(0x10000 + count - 1, 0x10000 + count // 2 - 1, -1)))
-    ids_N, vocab, _ = encode([first, second])
-    assert (len(vocab), ids_N.dtype) == (count, dtype)
-    assert "".join(vocab[id_] for id_ in ids_N) == first + second
 
 
 @pytest.mark.parametrize("known", ["", "zeé", "".join(sorted(set(LINES), reverse=True))])

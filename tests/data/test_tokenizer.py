@@ -6,7 +6,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from configs.flags import UserError
-from data.tokenizer import CharTokenizer
+from data.tokenizer import CharTokenizer, encode
 
 
 @given(st.text(min_size=1), st.randoms())
@@ -26,3 +26,22 @@ def test_unknown_characters_are_refused_and_named(known, text):
         CharTokenizer("".join(set(known))).encode(text, "my.txt")
     for character in unknown[:50]:
         assert repr(character) in str(error.value)
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1), min_size=1))
+def test_ids_are_sorted_vocabulary_positions_regardless_of_chunks(chunks):
+    text = "".join(chunks)
+    ids_N, vocab, sha256 = encode(chunks)
+    assert vocab == "".join(sorted(set(text)))
+    assert "".join(vocab[id_] for id_ in ids_N) == text
+    assert sha256 == encode([text])[2] != encode([text + "a"])[2]
+
+
+@pytest.mark.parametrize(("count", "dtype"), [(256, "uint8"), (257, "uint16"), (65537, "uint32")])
+def test_ids_are_as_small_as_the_vocabulary_allows(count, dtype):
+    """The type is widened while the text is read."""
+    first = "".join(map(chr, range(0x10000, 0x10000 + count // 2)))
+    second = "".join(map(chr, range(0x10000 + count - 1, 0x10000 + count // 2 - 1, -1)))
+    ids_N, vocab, _ = encode([first, second])
+    assert (len(vocab), ids_N.dtype) == (count, dtype)
+    assert "".join(vocab[id_] for id_ in ids_N) == first + second

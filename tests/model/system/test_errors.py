@@ -1,8 +1,6 @@
-"""Tests of error reports and signals."""
+"""Tests of error reports."""
 
-import os
 import re
-import signal
 from pathlib import Path
 
 import pytest
@@ -15,7 +13,6 @@ from model.system.errors import (
     out_of_memory_hint,
     report_errors,
 )
-from model.system.signals import catch_signals
 
 OUT_OF_MEMORY = "error: out of memory. Use a smaller --batch_size.\n"
 
@@ -67,19 +64,3 @@ def test_any_other_error_keeps_its_traceback(capsys, kind):
 def test_an_error_of_the_disk_names_the_file(error, raised, message):
     with pytest.raises(raised, match=re.escape(message)), disk_errors(Path("runs/it")):
         raise error
-
-
-def test_signals_are_caught_temporarily_except_ignored_ones():
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as under nohup
-    try:
-        with catch_signals() as caught:
-            os.kill(os.getpid(), signal.SIGHUP)
-            os.kill(os.getpid(), signal.SIGTERM)
-            os.kill(os.getpid(), signal.SIGINT)
-            with pytest.raises(KeyboardInterrupt):  # the second of a kind
-                os.kill(os.getpid(), signal.SIGINT)
-        assert caught == [signal.SIGTERM, signal.SIGINT]
-        with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
-    finally:
-        signal.signal(signal.SIGHUP, before)
