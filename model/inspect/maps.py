@@ -33,7 +33,7 @@ def draw_weights(weights_TT: Tensor, text: str) -> np.ndarray:
 
 @lru_cache(maxsize=10_000)
 def draw_label(character: str, width: int, height: int) -> Image.Image:
-    """An image of a character; empty if Pillow's own font lacks it, which has ASCII and a few signs."""
+    """An image of a character; empty if Pillow's own font, ASCII and a few signs, lacks it."""
     font = ImageFont.load_default(CELL)
     label = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}.get(character, character)
     image = Image.new("RGB", (width, height), BACKGROUND)
