@@ -5,6 +5,7 @@ everything before. PyTorch's own loader accepts most damaged files without a wor
 the digest before it parses anything.
 """
 
+import contextlib
 import hashlib
 import io
 import os
@@ -108,12 +109,12 @@ def load(path: Path | str) -> Checkpoint:
 def load_to_resume(path: Path) -> Checkpoint:
     """`load`, for a run that goes on in the directory of `path`.
 
-    If its best.pt is missing or damaged, the next evaluation writes it.
+    If its best.pt is missing, damaged or of another step, the next evaluation writes it.
     """
-    checkpoint = load(path)
-    try:
-        load(path.with_name("best.pt"))
-    except UserError:
+    checkpoint, best_step = load(path), None
+    with contextlib.suppress(UserError):
+        best_step = load(path.with_name("best.pt")).step
+    if best_step != checkpoint.best_step:
         checkpoint.best_val_loss = checkpoint.best_step = None
     return checkpoint
 

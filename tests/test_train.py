@@ -687,14 +687,18 @@ def test_a_resumed_run_takes_its_settings_from_the_checkpoint(tiny):
     assert path.read_text() == before.replace("max_iters = 16", "max_iters = 20")
 
 
-@pytest.mark.parametrize("content", [None, b"", b"damaged"])
-def test_a_resumed_run_replaces_a_missing_or_damaged_best_pt(tiny, content):
+@pytest.mark.parametrize("content", [None, b"", b"damaged", "older"])
+def test_a_resumed_run_replaces_a_best_pt_that_is_not_its_own(tiny, content):
+    """It is missing, damaged, or of an earlier step."""
     assert tiny(f"{STEPS} --out_dir=run") == 0
     saved = checkpoint.load("run/last.pt")
     saved.best_step, saved.best_val_loss = 8, 0.1  # no later evaluation is as good
     checkpoint.save(saved, Path("run/last.pt"))
     Path("run/best.pt").unlink()
-    if content is not None:
+    if content == "older":
+        saved.step = 4
+        checkpoint.save(saved, Path("run/best.pt"))
+    elif content is not None:
         Path("run/best.pt").write_bytes(content)
     assert train.main(["--resume", "run"]) == 0
     best = checkpoint.load("run/best.pt")

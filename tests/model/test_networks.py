@@ -161,3 +161,14 @@ def test_a_network_that_draws_random_numbers_does_not_look_ahead(edit_network):
     model, ids_BT = random_gpt(network="mine"), random_ids(1, 12)
     assert not torch.equal(model(ids_BT), model(ids_BT))
     assert not looks_ahead(model)
+
+
+@pytest.mark.parametrize("width", [2, 8, 64, 128])
+def test_a_network_that_looks_ahead_within_windows_looks_ahead(edit_network, width):
+    """Each character sees all of its window, in which those of one half of the text may lie."""
+    code = f"""x_BTC = self.dropout(self.embedding(ids_BT) + self.position(positions_T))
+        parts = [x.mean(1, keepdim=True).expand_as(x) for x in x_BTC.split({width}, dim=1)]
+        x_BTC = x_BTC + torch.cat(parts, dim=1)"""
+    line = "x_BTC = self.dropout(self.embedding(ids_BT) + self.position(positions_T))"
+    edit_network("gpt", {line: code})
+    assert looks_ahead(random_gpt(network="mine", block_size=256))
