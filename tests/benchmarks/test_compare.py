@@ -9,7 +9,6 @@ import pytest
 
 from configs.settings import DataConfig, TrainConfig
 from data.corpus import open_corpus
-from model.system.errors import AbortError
 from model.system.files import lock_run_dir
 from tests.benchmarks import compare
 from tests.benchmarks.compare import SMALL, Speed, Variant, answer, difference, seeds_needed
@@ -124,12 +123,13 @@ def test_compare_runs_again_only_what_has_changed(copied_tree, text_file, capsys
     assert compare.TEXT.read_text() == (3 * LINES)[: corpus.train_chars]
     assert "val_fraction = 0.2\n" in (compare.FOLDER / "gpt/seed-1/config.toml").read_text()
 
+    # A run is made again if it was stopped or its own network has changed.
+    run, inputs = compare.FOLDER / "gpt/seed-2", make_variants(flags)[1].inputs
     (copied_tree / "model/networks/quill.py").write_text("raise RuntimeError  # another network\n")
-    (compare.FOLDER / "gpt/seed-2/inputs.json").unlink()  # as if it had been stopped
-    assert compare.main(flags) == 0
-    second = made_runs()
-    assert {name for name in first if first[name] != second[name]} == {"gpt/seed-2"}
-
+    assert compare.is_current(run, inputs, copied_tree)
+    assert not compare.is_current(run, inputs | {"max_iters": 3}, copied_tree)
+    (run / "inputs.json").unlink()
+    assert not compare.is_current(run, inputs, copied_tree)
     capsys.readouterr()
     gpt.write_text("raise RuntimeError('edited')\n")
     assert compare.main(flags) == 1
@@ -156,9 +156,9 @@ def test_the_speed_is_measured_in_turn_and_kept(copied_tree, text_file, monkeypa
     (networks / "other.py").write_text("# of another comparison\n")
     kept = compare.measure_speed(a, b, copied_tree).rounds
     assert [tuple(pair) for pair in kept] == speed.rounds
-    (networks / "gpt.py").write_text("raise RuntimeError('edited')\n")
-    with pytest.raises(AbortError, match="edited"):
-        compare.measure_speed(a, b, copied_tree)
+    (networks / "gpt.py").write_text("# edited\n")
+    files = json.loads(next(compare.FOLDER.glob("*.json")).read_text())["files"]
+    assert compare.changed_files(files, copied_tree) == ["model/networks/gpt.py"]
 
 
 @pytest.mark.parametrize("faster", [1.0, 1.05, 1.08, 2.0])
