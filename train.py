@@ -138,8 +138,8 @@ def train(
             yield part
 
     def save(*names: str) -> None:
+        state.seconds = seconds()
         if processes.is_main:
-            state.seconds = seconds()
             checkpoint.capture(state, model, optimizers, scaler)
             if logger:
                 logger.flush()  # first: a resumed run does not log these steps again
@@ -183,7 +183,7 @@ def train(
             if config.minutes:
                 progress = processes.broadcast(progress)
             finished, stopped = progress >= 1, signal_number()
-            # After a resume, evaluate again: if the run was killed, the pictures may be missing.
+            # After a resume, evaluate again: the logger drops the points and pictures of this step.
             evaluation_due = finished or step == state.val_step
             evaluation_due |= evaluations(progress, config) > evaluations(last_progress, config)
             if logger:

@@ -131,7 +131,8 @@ def print_result(
 ) -> None:
     """What came of the run, which a signal may have stopped, and the commands to go on with."""
     best, more, lines = state.best_val_loss, "", []
-    is_teacher = (run_dir.parent / "last.pt").exists()  # then the run above is to be resumed
+    # Then the run above is to be resumed.
+    is_teacher = run_dir.name == "teacher" and (run_dir.parent / "last.pt").exists()
     resumed = run_dir.parent if is_teacher else run_dir
     if best is not None:
         bits = best / math.log(2)
