@@ -60,9 +60,10 @@ def log_evaluation(logger: Logger, state: Checkpoint) -> None:
     speed = {"speed/chars_per_second": state.chars_per_second}
     logger.add_scalars("val", state.step, losses | speed)
     note = "  best so far" if state.best_step == state.step else ""
-    logger.print(
+    print_line(
         f"step {state.step:>6}  validation loss {state.val_loss:.4f} "
-        f"{state.chars_per_second:>9,.0f} characters/s{note}"
+        f"{state.chars_per_second:>9,.0f} characters/s{note}",
+        sys.stdout,
     )
 
 
@@ -85,7 +86,7 @@ def log_sample(logger: Logger, model: nn.Module, corpus: Any, step: int) -> None
     # Indented, it is code in Markdown, which TensorBoard shows as it is.
     logger.add_text("sample", step, indent(sample, "    ", lambda line: True))
     if sys.stdout.isatty():
-        logger.print(f"     {' '.join(sample.split())[:70]}")
+        print_line(f"     {' '.join(sample.split())[:70]}", sys.stdout)
 
 
 @torch.no_grad()

@@ -4,7 +4,6 @@ What is written for a person is in model/inspect/report.py.
 """
 
 import json
-import sys
 import threading
 from collections.abc import Callable
 from functools import wraps
@@ -18,7 +17,6 @@ from tqdm import tqdm
 
 from model.system.errors import disk_errors
 from model.system.files import atomic_write
-from model.system.terminal import print_line
 
 
 def writes(method: Callable[..., None]) -> Callable[..., None]:
@@ -59,10 +57,6 @@ class Logger:
         self.bar = tqdm(
             total=config["max_iters"], initial=step, unit="step", dynamic_ncols=True, disable=None
         )
-
-    def print(self, text: str) -> None:
-        """Print to standard output."""
-        print_line(text, sys.stdout)
 
     def show_progress(self, step: int, progress: float) -> None:
         """Move the bar. The total is the number of steps that are expected."""
