@@ -63,9 +63,11 @@ LESS_MEMORY = "Use a larger --gradient_accumulation_steps, or start anew with a 
 @report_errors
 def main(argv: list[str]) -> None:
     """The command line: start a run, or resume one."""
-    command = parse_train_command(argv)
+    command, processes = parse_train_command(argv), Processes()
+    if processes.world_size > 1 and any(map(is_stream, command.given.get("data", ()))):
+        raise UserError("several processes cannot read the same stream. Name files with --data.")
     with (
-        Processes() as processes,
+        processes,
         open_run(command, processes) as (saved, run_dir),
         out_of_memory_hint(LESS_MEMORY),
     ):
@@ -279,8 +281,6 @@ def open_run(command: Command, processes: Processes) -> Iterator[tuple[Checkpoin
 
     The main process locks it, before it reads what another one might be writing.
     """
-    if processes.world_size > 1 and any(map(is_stream, command.given.get("data", ()))):
-        raise UserError("several processes cannot read the same stream. Name files with --data.")
     if command.resume is not None:
         path = checkpoint.resolve(command.resume, "last")
         with lock_run_dir(path.parent) if processes.is_main else nullcontext():
