@@ -4,8 +4,8 @@ import time
 
 START_TIME = time.perf_counter()  # so that `seconds` includes the imports
 
+import copy
 import math
-import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext
@@ -21,7 +21,6 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
 from configs.flags import (
-    RESUMABLE,
     Command,
     UserError,
     known_values,
@@ -30,14 +29,7 @@ from configs.flags import (
     to_dict,
     to_toml,
 )
-from configs.recipe import (
-    TEACHER_SHARE,
-    TEACHER_STEPS,
-    Budget,
-    default_flops,
-    recipe,
-    step_flops,
-)
+from configs.recipe import Budget, default_flops, recipe, step_flops
 from configs.settings import TrainConfig
 from data.corpus import Corpus, open_corpus
 from data.reader import is_stream
@@ -46,7 +38,7 @@ from model.checkpoint import Checkpoint
 from model.inspect import report
 from model.loss import cross_entropy, evaluate, training_loss
 from model.network import eval_mode, make_network, network_class, require_consistent
-from model.optim import make_optimizers
+from model.optim import AVERAGE_FROM, make_optimizers, update_average
 from model.schedule import evaluations, learning_rate, run_progress
 from model.system.device import Machine, device_kind, seed_all, training_machine
 from model.system.errors import out_of_memory_hint, report_errors, require_finite
@@ -74,26 +66,18 @@ def main(argv: list[str]) -> None:
         train(command, saved, run_dir, processes)
 
 
-def train(
-    command: Command,
-    saved: Checkpoint,
-    run_dir: Path,
-    processes: Processes,
-    corpus: Corpus | None = None,
-) -> float:
+def train(command: Command, saved: Checkpoint, run_dir: Path, processes: Processes) -> None:
     """The whole run, from top to bottom. The main process writes to `run_dir`.
 
-    `saved` is the checkpoint to resume, or to take weights from, or empty; `corpus` is the text if
-    it has been read. After signal n, the state is saved, and the program exits with status 128 + n.
-    Returns when the clock started.
+    `saved` is the checkpoint to resume, or to take weights from, or empty. After signal n, the
+    state is saved, and the program exits with status 128 + n.
     """
     # ------------------------------------------------------------- Machine, text, settings, network
     values = known_values(command, saved.config)
     config = make_config(TrainConfig, values)  # what is known before the text is read
     network_class(config.network)  # an unknown name is refused before the text is read
     machine = training_machine(config, processes)
-    if corpus is None:
-        corpus = open_corpus(config, saved.vocab)
+    corpus = open_corpus(config, saved.vocab)
     require_same_text(command, saved, corpus)
     corpus.require_length(config.block_size)  # the recipe does not change this one
     if command.uses_recipe:
@@ -108,18 +92,27 @@ def train(
     is_new, state = command.resume is None, saved
     if saved.model:  # --init_from gives weights, --resume everything
         checkpoint.restore(saved, model, () if is_new else optimizers, scaler)
-        saved.model, saved.optimizers = {}, []  # frees the memory
+    # The average is what is evaluated, saved, sampled and shown; without one, that is the network.
+    average = model
+    if config.ema_decay:
+        average = copy.deepcopy(model).eval().requires_grad_(False)
+        if not is_new:
+            model.load_state_dict(saved.trained)
+    saved.model, saved.trained, saved.optimizers = {}, {}, []  # frees the memory
     if is_new:
         state = Checkpoint(vocab=corpus.tokenizer.vocab, data_sha256=corpus.sha256)
     state.config = to_dict(config)
     if processes.is_main:
         report.print_header(config, corpus, machine, model, run_dir)
 
-    # Only training steps use the compiled network; evaluation, saving and sampling use `model`.
+    # Only training steps use the compiled networks.
     training_model = processes.wrap(model)
     shape = (rows.stop - rows.start) // parts, config.block_size
     example_BT = torch.zeros(shape, dtype=torch.int64, device=machine.device)
     compiled_model = machine.compile(training_model, config.compile, config.max_iters, example_BT)
+    compiled_average = average
+    if config.ema_decay:
+        compiled_average = machine.compile(average, config.compile, config.max_iters, example_BT)
 
     clock_start = START_TIME - state.seconds
     logger = None
@@ -142,7 +135,7 @@ def train(
     def save(*names: str) -> None:
         state.seconds = seconds()
         if processes.is_main:
-            checkpoint.capture(state, model, optimizers, scaler)
+            checkpoint.capture(state, model, average, optimizers, scaler)
             if logger:
                 logger.flush()  # first: a resumed run does not log these steps again
             checkpoint.save(state, *(run_dir / name for name in names))
@@ -156,14 +149,6 @@ def train(
     if processes.is_main:
         with atomic_write(run_dir / "config.toml") as file:
             file.write(to_toml(config).encode())
-    teacher = None
-    if config.teacher:
-        if state.step == 0:  # the same command, with other settings, comes first
-            first = teacher_command(config, run_dir, machine, seconds())
-            with open_run(first, processes) as (of_teacher, teacher_dir):
-                clock_start = train(first, of_teacher, teacher_dir, processes, corpus)
-        teacher = load_teacher(config, run_dir, machine)
-        teacher = machine.compile(teacher, config.compile, config.max_iters, example_BT)
 
     # ------------------------------------------------------------------------------------ The loop
     if processes.is_main:
@@ -197,18 +182,18 @@ def train(
                 state.record_speed(step - timed_step, pause_start - train_start)
             if evaluation_due:
                 batches = (corpus.gather_examples(*window) for window in eval_windows)
-                val_loss = evaluate(model, batches, machine)
+                val_loss = evaluate(average, batches, machine)
                 require_finite("validation loss", val_loss, step)
                 is_best = state.record_evaluation(val_loss)
                 if logger:
                     report.log_evaluation(logger, state)
                 save(*(["best.pt"] if is_best else []), "last.pt")
                 if logger:
-                    with eval_mode(model):
-                        report.log_sample(logger, model, corpus, step)
-                        report.log_maps(logger, model, corpus, step)
+                    with eval_mode(average):
+                        report.log_sample(logger, average, corpus, step)
+                        report.log_maps(logger, average, corpus, step)
                         if is_first_evaluation:
-                            report.warn_if_it_looks_ahead(model)
+                            report.warn_if_it_looks_ahead(average)
                 is_first_evaluation = False
                 state.eval_seconds = time.perf_counter() - pause_start
             elif save_due:
@@ -222,13 +207,14 @@ def train(
             if step == 0:
                 state.first_step_seconds = seconds()
             logs = step % config.log_interval == 0
+            learns_from_average = config.ema_decay > 0 and step >= AVERAGE_FROM
             step_loss = torch.zeros((), device=machine.device)
             seed_all(config.seed, step, processes.rank)  # for dropout
             for x_BT, y_BT in micro_batches(step):
                 with machine.autocast():
                     logits_BTV = compiled_model(x_BT)
-                    taught_BTV = None if teacher is None else teacher(x_BT)
-                    loss = training_loss(logits_BTV, y_BT, config.train_temperature, taught_BTV)
+                    average_BTV = compiled_average(x_BT) if learns_from_average else None
+                    loss = training_loss(logits_BTV, y_BT, config.train_temperature, average_BTV)
                 scaler.scale(loss / parts).backward()
                 if logs:  # at temperature 1, as in evaluation
                     step_loss += cross_entropy(logits_BTV.detach(), y_BT) / parts
@@ -247,6 +233,8 @@ def train(
                     scaler.step(optimizer)
             scaler.update()
             model.zero_grad()
+            if config.ema_decay:
+                update_average(average, model, config.ema_decay, step)
 
             # ------------------------------------------------------------------------------- Log
             if logs:  # reading a value waits for the device
@@ -271,7 +259,6 @@ def train(
             report.print_result(state, config, corpus, run_dir, stopped)
     if stopped:
         sys.exit(128 + stopped)
-    return clock_start
 
 
 # ------------------------------------------------------------------------- What a run begins with
@@ -361,40 +348,6 @@ def build(
     seed_all(config.seed)
     model = make_network(config, vocab_size).to(machine.device)
     return model, make_optimizers(model, config, muon_dtype=machine.dtype), machine.make_scaler()
-
-
-# ------------------------------------------------------------------------------------ The teacher
-def teacher_command(
-    config: TrainConfig, run_dir: Path, machine: Machine, seconds: float
-) -> Command:
-    """What trains `run_dir`/teacher, or goes on with it, if the run began `seconds` ago.
-
-    It is an ordinary run, with another seed and its share of the steps or of the time. (Hinton et
-    al. 2015, "Distilling the knowledge in a neural network".)
-    """
-    folder, values = run_dir / "teacher", to_dict(config)
-    if (folder / "last.pt").exists():
-        same = set(RESUMABLE) - {"max_iters", "minutes", "eval_interval", "log_interval"}
-        return Command(str(folder), False, {key: values[key] for key in same & values.keys()})
-    if machine.processes.is_main:
-        shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed before its step 0
-    values |= {"teacher": False, "out_dir": str(folder)}
-    values["seed"] += 10**6  # not the seed of somebody's next run
-    values["max_iters"] = max(1, round(TEACHER_STEPS * config.max_iters))
-    if config.minutes:
-        left = max(60 * config.minutes - seconds, 0.0)
-        values["minutes"] = (seconds + TEACHER_SHARE * left) / 60
-    if config.init_from is not None:
-        values["init_from"] = str(run_dir / "last.pt")
-    return Command(None, False, values)
-
-
-def load_teacher(config: TrainConfig, run_dir: Path, machine: Machine) -> nn.Module:
-    """The best network of `run_dir`/teacher, which is not trained any more."""
-    saved = checkpoint.load(run_dir / "teacher" / "best.pt")
-    teacher = make_network(config, len(saved.vocab)).to(machine.device)
-    checkpoint.restore(saved, teacher)
-    return teacher.eval().requires_grad_(False)
 
 
 if __name__ == "__main__":

@@ -21,15 +21,11 @@ BLOCK_SIZE = 256
 MIN_PARAMETERS = 655_360  # in the blocks of the smallest network
 DEFAULT_FLOPS = 8.86e12  # of a run without --minutes
 GPU_FLOPS = 1.6e14  # the same on a GPU
-TEACHER_EPOCHS = 6  # a teacher helps if the text is read at least so often
+AVERAGE_EPOCHS = 6  # an average of the weights helps if the text is read at least so often
 MAX_EPOCHS = 24  # a larger network is better than reading the text more often
 MAX_PARAMETERS_PER_CHAR = 14  # a larger network is no better
 OVERFITTING_THRESHOLD = 17  # of epochs √(parameters / characters): above it, regularize
-TEACHER_SHARE = 0.32  # of the computation, or of the time, for training the teacher
-# With a teacher's forward pass a step costs 4/3. So of N steps that there is computation for, the
-# teacher gets 0.32 N, and the run itself 0.51 N.
-STUDENT_STEPS = (1 - TEACHER_SHARE) * 3 / 4
-TEACHER_STEPS = TEACHER_SHARE / STUDENT_STEPS  # for each step of the run itself
+AVERAGE_COST = 4 / 3  # of a step in which the average reads the batch, too
 COMPILE_SECONDS = 350  # on a CPU, compiling four blocks pays off in runs of at least this length
 
 
@@ -84,12 +80,12 @@ def recipe(budget: Budget) -> dict[str, Any]:
     steps = min(affordable_steps, max_steps)
     epochs = steps * chars_per_step / budget.train_chars
 
-    # A text that is read often gets a teacher, which takes a part of the steps.
-    has_teacher = epochs >= TEACHER_EPOCHS and not budget.has_weights
-    share = STUDENT_STEPS if has_teacher else 1.0
+    # A text that is read often gets an average, with which a step takes longer.
+    has_average = epochs >= AVERAGE_EPOCHS and not budget.has_weights
+    share = 1 / AVERAGE_COST if has_average else 1.0
     max_iters = max(1, int(share * (max_steps if budget.minutes else steps)))
-    # Larger batches allow a higher learning rate, and so does a teacher.
-    learning_rate = 7e-3 * (2 if has_teacher else min(batch_size / 8, 2))
+    # Larger batches allow a higher learning rate, and so does an average.
+    learning_rate = 1e-2 if has_average else 7e-3 * min(batch_size / 8, 2)
     if budget.has_weights:
         learning_rate = 1e-3  # with 7e-3, trained weights overfit a short text within 40 steps
     # The more parameters there are for each character, the fewer epochs lead to overfitting.
@@ -109,8 +105,11 @@ def recipe(budget: Budget) -> dict[str, Any]:
         "max_iters": max_iters,
         "eval_interval": math.ceil(max_iters / min(max(evaluations, 2), 10)),
         "learning_rate": learning_rate,
-        "teacher": has_teacher,
-        "train_temperature": round(max(0.8, 1 - 0.1 * doublings), 2),
+        "ema_decay": 0.99 if has_average else 0.0,
+        # A network that learns from its average becomes less confident, which this makes up for.
+        "train_temperature": round(max(0.7, 0.9 - 0.06 * doublings), 2)
+        if has_average
+        else round(max(0.8, 1 - 0.1 * doublings), 2),
         "dropout": round(min(0.4, 0.13 * doublings), 1),
         "weight_decay": 0.5 if doublings < 1.5 else 1.0,
         "compile": "on" if is_compiled else "auto",

@@ -73,6 +73,11 @@ class OptimConfig:
         float, "of the matrices in the blocks; with adamw of all matrices", "[0, 1e30]"
     ] = 0.5
     grad_clip: Annotated[float, "clip the gradient norm to this (0: never)", "[0, inf)"] = 1.0
+    ema_decay: Annotated[
+        float,
+        "decay of a running average of the weights, which is used, and learned from (0: none)",
+        "[0, 1)",
+    ] = 0.0
     train_temperature: Annotated[
         float, "softmax temperature in training only; below 1 against overconfidence", "[0.1, 10]"
     ] = 1.0
@@ -86,7 +91,6 @@ class RunConfig:
         float, "end after this time, if max_iters is not reached before (0: no limit)", "[0, 1e6]"
     ] = 0.0
     init_from: Annotated[str | None, "run or checkpoint whose weights to start with"] = None
-    teacher: Annotated[bool, "train another network first, learn also from it"] = False
     out_dir: Annotated[str | None, "run directory; default: runs/<date>-<time>"] = None
     seed: Annotated[int, "same seed, same machine: same result", "[0, inf)"] = 1337
     eval_interval: Annotated[

@@ -24,7 +24,7 @@ from configs.flags import UserError
 from model.system.errors import AbortError, is_out_of_memory, out_of_memory_hint
 from model.system.files import atomic_write
 
-MAGIC = b"QUILLPT6"
+MAGIC = b"QUILLPT7"
 
 
 @dataclass
@@ -37,7 +37,8 @@ class Checkpoint:
     config: dict[str, Any] = field(default_factory=dict)  # what has a value, without out_dir
     vocab: str = ""
     data_sha256: str = ""
-    model: dict[str, Tensor] = field(default_factory=dict)  # state dict
+    model: dict[str, Tensor] = field(default_factory=dict)  # state dict of what one uses
+    trained: dict[str, Tensor] = field(default_factory=dict)  # if that is an average, of what
     optimizers: list[dict[str, Any]] = field(default_factory=list)  # state dicts
     scaler: dict[str, Any] = field(default_factory=dict)  # state dict
     step: int = 0  # optimizer steps done
@@ -136,20 +137,27 @@ def resolve(name: str | None, which: str) -> Path:
 
 
 def capture(
-    checkpoint: Checkpoint, model: nn.Module, optimizers: Sequence[Optimizer], scaler: GradScaler
+    checkpoint: Checkpoint,
+    model: nn.Module,
+    average: nn.Module,
+    optimizers: Sequence[Optimizer],
+    scaler: GradScaler,
 ) -> None:
     """Put weights, optimizer states and scaler into `checkpoint`.
 
-    Raises AbortError if a parameter or optimizer state is not finite: it is never saved.
+    `average` is a running average of `model`, or `model` itself. Raises AbortError if a parameter
+    or optimizer state is not finite: it is never saved.
     """
+    weights = [*model.parameters(), *average.parameters()]
     states = [state for optimizer in optimizers for state in optimizer.state.values()]
     tensors = [value for state in states for value in state.values() if torch.is_tensor(value)]
-    if not all(tensor.isfinite().all() for tensor in [*model.parameters(), *tensors]):
+    if not all(tensor.isfinite().all() for tensor in [*weights, *tensors]):
         raise AbortError(
             "the weights are no longer finite. Checkpoints saved before are intact. Try --dtype "
             "float32, or in a new run a smaller --learning_rate."
         )
-    checkpoint.model = model.state_dict()
+    checkpoint.model = average.state_dict()
+    checkpoint.trained = {} if average is model else model.state_dict()
     checkpoint.optimizers = [optimizer.state_dict() for optimizer in optimizers]
     checkpoint.scaler = scaler.state_dict()
 

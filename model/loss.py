@@ -14,19 +14,21 @@ from model.system.device import Machine, seed_all
 
 
 def training_loss(
-    logits_BTV: Tensor, y_BT: Tensor, temperature: float, taught_BTV: Tensor | None = None
+    logits_BTV: Tensor, y_BT: Tensor, temperature: float, average_BTV: Tensor | None = None
 ) -> Tensor:
     """Mean loss in nats per character. A temperature below 1 sharpens predictions in training only.
 
     Evaluation and sampling are then less confident, as they should be after many epochs. (Guo et
-    al. 2017, "On calibration", fit a temperature after training.) With a teacher, whose logits are
-    `taught_BTV`, half of the loss is that of its predictions.
+    al. 2017, "On calibration", fit a temperature after training.)
+
+    With `average_BTV`, the logits of a running average of the network, half of the loss is that of
+    its predictions (Tarvainen and Valpola 2017, "Mean teachers are better role models").
     """
     logits_BTV = logits_BTV / temperature
     loss = cross_entropy(logits_BTV, y_BT)
-    if taught_BTV is None:
+    if average_BTV is None:
         return loss
-    probs_BTV = taught_BTV.float().softmax(dim=-1)  # without the temperature
+    probs_BTV = (average_BTV.detach().float() / temperature).softmax(dim=-1)
     return (loss + cross_entropy(logits_BTV, probs_BTV)) / 2
 
 

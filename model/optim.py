@@ -9,6 +9,8 @@ from torch.optim import AdamW, Optimizer
 
 from configs.settings import OptimConfig
 
+AVERAGE_FROM = 50  # the step from which a network learns from its average
+
 
 def make_optimizers(
     model: nn.Module, config: OptimConfig, muon_dtype: torch.dtype
@@ -34,6 +36,20 @@ def make_optimizers(
     groups = [group for group in groups if group["params"]]
     betas = (config.beta1, config.beta2)
     return [*optimizers, AdamW(groups, config.learning_rate, betas, fused=True)]
+
+
+@torch.no_grad()
+def update_average(average: nn.Module, model: nn.Module, decay: float, step: int) -> None:
+    """Move a running average of the weights towards those of `model`; copy its buffers.
+
+    In a short run it decays faster than `decay` says: it averages over about the latest quarter of
+    the run so far (Karras et al. 2024, "Analyzing and improving the training dynamics of diffusion
+    models"). A constant decay would keep the first weights for long.
+    """
+    decay = min(decay, (step + 1) / (step + 5))
+    torch._foreach_lerp_(list(average.parameters()), list(model.parameters()), 1 - decay)
+    for kept, buffer in zip(average.buffers(), model.buffers(), strict=True):
+        kept.copy_(buffer)
 
 
 class Muon(Optimizer):

@@ -49,7 +49,7 @@ LINES = "".join(
 TINY = ["--n_layer=2", "--n_head=2", "--n_embd=16", "--block_size=16", "--batch_size=4"]
 TINY += ["--device=cpu", "--compile=off"]
 # The recipe chooses these for a short text.
-TINY += ["--no-teacher", "--dropout=0", "--train_temperature=1", "--learning_rate=0.007"]
+TINY += ["--ema_decay=0", "--dropout=0", "--train_temperature=1", "--learning_rate=0.007"]
 TINY += ["--weight_decay=0.5", "--eval_interval=99"]
 
 

@@ -63,15 +63,18 @@ def assert_intact(run: Path) -> None:
     assert not list(run.glob("*.tmp"))
 
 
-@pytest.mark.parametrize(("network", "save_seconds"), [("gpt", 600), ("quill", 0)])
+@pytest.mark.parametrize(
+    ("network", "save_seconds", "decay"), [("gpt", 600, 0), ("quill", 0, 0), ("quill", 600, 0.9)]
+)
 def test_a_killed_and_resumed_run_equals_an_uninterrupted_run(
-    tiny, monkeypatch, network, save_seconds
+    tiny, monkeypatch, network, save_seconds, decay
 ):
     """Killed inside a step and at every write: a copy is what SIGKILL would leave."""
     monkeypatch.setattr(train, "SAVE_SECONDS", save_seconds)
+    monkeypatch.setattr(train, "AVERAGE_FROM", 3)
     monkeypatch.setattr(train, "START_TIME", time.perf_counter())
     flags = f"--network={network} --max_iters=8 --eval_interval=4 --log_interval=1 --dropout=0.2"
-    flags += " --gradient_accumulation_steps=2 --out_dir="
+    flags += f" --gradient_accumulation_steps=2 --ema_decay={decay} --out_dir="
     fsync, write, copies, whole = os.fsync, RecordWriter.write, [], Path("whole")
 
     def copy_run(_=None):

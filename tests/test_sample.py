@@ -79,7 +79,6 @@ def test_the_newest_run_or_the_named_checkpoint_is_sampled(run_dir, capsys):
     shutil.copy("runs/it/last.pt", "alone.pt")
     for path in Path("runs/old").glob("*.pt"):
         os.utime(path, (1, 1))
-    shutil.copytree("runs/old", "runs/newer/teacher", copy_function=shutil.copy)  # never taken
     for argv, expected in (
         ([], "runs/it/best.pt, step 10,"),
         (["--which", "last"], "runs/it/last.pt, step 20,"),

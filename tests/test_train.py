@@ -460,24 +460,49 @@ def test_stdin_run_repeats_file_run_and_resumes_with_file(tiny, text_file, monke
     assert curve(Path("again"), "val") == curve(Path("file"), "val")
 
 
-def test_a_run_with_a_teacher_repeats_and_resumes_exactly(tiny, text_file, monkeypatch):
-    """Killed while it trains the teacher, and later; the text may come from standard input."""
-    copies = []
+def test_the_average_is_that_of_the_weights_and_is_learned_from(tiny, text_file, monkeypatch):
+    """The network learns from it from step AVERAGE_FROM on. Only the average is used."""
+    monkeypatch.setattr(train, "AVERAGE_FROM", 3)
+    weights = []
+    at_steps(monkeypatch, range(99), lambda parameters: weights.append(copy.deepcopy(parameters)))
+    flags = f"{STEPS} --dropout=0.2 --train_temperature=0.7"
+    assert tiny(f"{flags} --out_dir=without") == 0
+    without = weights[:]
+    weights.clear()
+    assert tiny(f"{flags} --ema_decay=0.8 --out_dir=run") == 0
+    same = [equal(a, b) for a, b in zip(weights, without, strict=True)]
+    assert same == [True] * 4 + [False] * 12  # before a step; the fourth is the first to differ
+    saved = checkpoint.load("run/last.pt")
+    model = make_network(make_config(TrainConfig, saved.config), len(saved.vocab))
+    model.load_state_dict(saved.trained)
+    average = weights[0]
+    for step, after in enumerate([*weights[1:], list(model.parameters())]):
+        decay = min(0.8, (step + 1) / (step + 5))
+        average = [decay * a + (1 - decay) * w for a, w in zip(average, after, strict=True)]
+    names = [name for name, _ in model.named_parameters()]
+    for name, expected in zip(names, average, strict=True):
+        torch.testing.assert_close(saved.model[name], expected.detach())
+    assert not checkpoint.load("without/last.pt").trained
 
-    def copy_run(_):
-        copies.append(Path(shutil.copytree("whole", f"killed{len(copies)}")))
 
+@pytest.mark.parametrize("flags", ["", " --gradient_accumulation_steps=2"])
+def test_a_run_with_an_average_resumes_exactly_and_evaluations_change_nothing(
+    tiny, monkeypatch, flags
+):
+    monkeypatch.setattr(train, "AVERAGE_FROM", 3)
+    flags = f"{STEPS} --dropout=0.2 --ema_decay=0.9{flags}"
     with monkeypatch.context() as patch:
-        at_steps(patch, [3, 9, 20], copy_run)
-        assert tiny(f"{STEPS} --teacher --dropout=0.1 --out_dir=whole") == 0
-    for killed in copies:
-        assert train.main(["--resume", str(killed)]) == 0
-        for run in ("", "teacher"):
-            assert_same_run(Path("whole", run), killed / run)
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text_file.read_bytes())))
-    flags = [*TINY, *STEPS.split(), "--teacher", "--dropout=0.1", "--out_dir=stdin"]
-    assert train.main(["--data", "-", *flags]) == 0
-    assert curve(Path("stdin"), "train") == curve(Path("whole"), "train")
+        at_steps(patch, [1, 10], lambda _: shutil.copytree("whole", f"killed{len(os.listdir())}"))
+        assert tiny(f"{flags} --out_dir=whole") == 0
+    killed = list(Path().glob("killed*"))
+    assert len(killed) == 2
+    for run in killed:
+        assert train.main(["--resume", str(run)]) == 0
+        assert_same_run(Path("whole"), run)
+    assert tiny(f"{flags} --eval_interval=5 --out_dir=other") == 0
+    assert curve(Path("other"), "train") == curve(Path("whole"), "train")
+    one, other = (checkpoint.load(f"{run}/last.pt") for run in ("whole", "other"))
+    assert equal(one.model, other.model) and equal(one.trained, other.trained)
 
 
 def test_a_run_with_a_spread_validation_text_is_exact(tiny, text_file, monkeypatch, capsys):

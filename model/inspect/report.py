@@ -45,8 +45,8 @@ def print_header(
         f"train   {limit}{config.max_iters:,} steps of {config.batch_size} x {config.block_size} "
         f"characters, which read the text {chars / corpus.train_chars:.1f} times",
         f"        learning rate {config.learning_rate:g}, dropout {config.dropout:g}, weight decay "
-        f"{config.weight_decay:g}, temperature {config.train_temperature:g}, teacher "
-        f"{'yes' if config.teacher else 'no'}",
+        f"{config.weight_decay:g}, temperature {config.train_temperature:g}, "
+        f"average {config.ema_decay:g}",
         f"run     {run_dir}",
     ]
     if heads > MAX_MAPS:
@@ -132,9 +132,6 @@ def print_result(
 ) -> None:
     """What came of the run, which a signal may have stopped, and the commands to go on with."""
     best, more, lines = state.best_val_loss, "", []
-    # Then the run above is to be resumed.
-    is_teacher = run_dir.name == "teacher" and (run_dir.parent / "last.pt").exists()
-    resumed = run_dir.parent if is_teacher else run_dir
     if best is not None:
         bits = best / math.log(2)
         lines.append(
@@ -151,11 +148,9 @@ def print_result(
         more += f" --minutes {2 * config.minutes:g}" if config.minutes else ""
         more += f" --max_iters {2 * state.step}" if state.step >= config.max_iters else ""
     more += " --data FILE" if corpus.is_stream else ""  # FILE has the same text
-    if stopped or not is_teacher:
-        which = " --which last" if best is None else ""
-        lines += [
-            f"sample  python sample.py {quote(run_dir)}{which}",
-            f"resume  python train.py --resume {quote(resumed)}{more}",
-            f"watch   tensorboard --logdir {quote(resumed.parent)}",
-        ]
+    lines += [
+        f"sample  python sample.py {quote(run_dir)}{' --which last' if best is None else ''}",
+        f"resume  python train.py --resume {quote(run_dir)}{more}",
+        f"watch   tensorboard --logdir {quote(run_dir.parent)}",
+    ]
     print_line("\n".join(lines), sys.stdout)

@@ -31,7 +31,6 @@ from typing import Any
 import torch
 
 from configs.flags import UserError, make_config, parse_train_command, to_dict
-from configs.recipe import STUDENT_STEPS
 from configs.settings import TrainConfig
 from data.corpus import Corpus, open_corpus
 from model.network import require_consistent
@@ -290,17 +289,9 @@ class Speed:
     rounds: list[tuple[float, float]]
     configs: tuple[TrainConfig, TrainConfig]
 
-    def cost(self, i: int) -> float:
-        """How many steps of the timed kind a run of A (0) or B (1) costs.
-
-        A teacher is not timed: the recipe's constant says what it costs.
-        """
-        config = self.configs[i]
-        return config.max_iters / (STUDENT_STEPS if config.teacher else 1.0)
-
     def seconds(self, i: int) -> float:
         """How long a run of A (0) or B (1) takes, without evaluations."""
-        return self.cost(i) / median(speeds[i] for speeds in self.rounds)
+        return self.configs[i].max_iters / median(speeds[i] for speeds in self.rounds)
 
     def chars_per_second(self, i: int) -> float:
         """Of A (0) or B (1)."""
@@ -316,7 +307,8 @@ class Speed:
     @property
     def equal_time(self) -> float:
         """A makes this many times its steps in the time of B."""
-        return median(self.ratios) * self.cost(1) / self.cost(0)
+        a, b = self.configs
+        return median(self.ratios) * b.max_iters / a.max_iters
 
     @property
     def error(self) -> float:
@@ -372,7 +364,7 @@ def measure_speed(a: Variant, b: Variant, source: Path) -> Speed:
 
 def paced_run(variant: Variant, out_dir: Path, source: Path) -> Iterator[float]:
     """A training without end or evaluations. Each `next` makes a round, and is steps a second."""
-    config = replace(variant.config, teacher=False, max_iters=10**9, eval_interval=10**9)
+    config = replace(variant.config, max_iters=10**9, eval_interval=10**9)
     if config.compile == "auto" and variant.config.max_iters < COMPILED_STEPS:
         config = replace(config, compile="off")  # as in a run of its own length
     with start(config, out_dir, source, ROUND_SECONDS) as process:

@@ -1,8 +1,9 @@
 """A training that compare.py has started, with the modules of PYTHONPATH.
 
 `compare_child.py 0 FLAGS` trains. `compare_child.py SECONDS FLAGS` makes training steps for so long
-each time that it reads a line, then prints steps a second, until its standard input ends. Both copy
-their source files into the run's directory, which the last flag names.
+each time that it reads a line, then prints steps a second, until its standard input ends. The first
+time lasts until the network learns from its average, which makes a step slower. Both copy their
+source files into the run's directory, which the last flag names.
 """
 
 import shutil
@@ -16,6 +17,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import train
+from model.optim import AVERAGE_FROM
 
 
 def pace(round_seconds: float) -> None:
@@ -33,14 +35,15 @@ def pace(round_seconds: float) -> None:
 
 def make_rounds(seconds: float) -> Iterator[None]:
     """Each `next` is the end of a training step."""
+    steps = 0
     while sys.stdin.readline():
-        start_time, steps = time.perf_counter(), 0
-        while time.perf_counter() - start_time < seconds:
+        start_time, start_step = time.perf_counter(), steps
+        while time.perf_counter() - start_time < seconds or steps < AVERAGE_FROM:
             yield
             steps += 1
         if torch.accelerator.is_available():
             torch.accelerator.synchronize()
-        speed = steps / (time.perf_counter() - start_time)
+        speed = (steps - start_step) / (time.perf_counter() - start_time)
         print(f"steps a second: {speed}", file=sys.stderr, flush=True)
     sys.exit()
 

@@ -34,7 +34,7 @@ PHRASES = [
 ]
 READ = "import sys; from tests.benchmarks import large; print(large.read(sys.argv[1]))"
 FLAGS = ("--n_layer=1", "--n_head=1", "--n_embd=16", "--compile=off", "--max_iters=10")
-FLAGS += ("--eval_interval=10", "--no-teacher")
+FLAGS += ("--eval_interval=10", "--ema_decay=0")
 
 
 def write_text(path: Path, chunk: str, size: int) -> None:

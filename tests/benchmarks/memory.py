@@ -24,7 +24,7 @@ def peak_memory(n_layer: int, windows: int, *flags: str) -> tuple[int, float]:
         command = [sys.executable, "train.py", "--device=cpu", f"--data={text}", f"--out_dir={run}"]
         command += [f"--n_layer={n_layer}", f"--n_head={n_layer}", f"--n_embd={64 * n_layer}"]
         command += [f"--batch_size={windows}", "--max_iters=2", "--eval_interval=2"]
-        command += ["--no-teacher", "--dropout=0", *flags]  # not what a short text gets
+        command += ["--ema_decay=0", "--dropout=0", *flags]  # not what a short text gets
         process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
         _, status, usage = os.wait4(process.pid, 0)
         if status:

@@ -88,11 +88,8 @@ def nanogpt(clone: Path, text: Path, *flags: object, look: Callable[[Path], obje
 def _run(
     command: list[str], folder: Path, loss_pattern: str, cache: str, until: float = 0.0
 ) -> Outcome:
-    """Run the command; each printed line that matches becomes a point of the curve.
-
-    If Quill trains a teacher first, the curve is that of the run itself.
-    """
-    outcome, is_teacher = Outcome(), False
+    """Run the command; each printed line that matches becomes a point of the curve."""
+    outcome = Outcome()
     environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": cache, "PYTHONUNBUFFERED": "1"}
     start_time = time.perf_counter()
     process = subprocess.Popen(
@@ -105,11 +102,7 @@ def _run(
     )
     for line in process.stdout:
         outcome.output += line
-        if line.startswith("run     "):  # in the header
-            is_teacher = line.endswith("/teacher\n")
-        if line.startswith("best    "):  # the result
-            is_teacher = False
-        if not is_teacher and (match := re.search(loss_pattern, line)):
+        if match := re.search(loss_pattern, line):
             outcome.curve.append((time.perf_counter() - start_time, float(match[1])))
             if float(match[1]) <= until:
                 process.terminate()

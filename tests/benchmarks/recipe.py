@@ -6,11 +6,10 @@ the recipe; the others use all the time. The loss is that of the text's last ten
 runs that FILE does not have yet; `table FILE.jsonl` prints them. --texts FILE ...: the texts;
 --minutes M ...: the times; --settings NAME ...: dial, default, long, or how many random ones.
 
-A run other than the dial is stopped early once it cannot win. Of its time, or of that after its
-teacher: after two fifths, if its loss is 0.15 above the dial's at that part of the dial's run, or
-0.15 above its own best (overfitting); after one fifth, if it is 0.3 above, or if the loss would
-have to fall by more than 0.02 + 0.5 times the part that is left to reach the dial's best. (In the
-first 182 evaluations of complete runs, after that fifth, it fell by less.)
+A run other than the dial is stopped early once it cannot win: after two fifths of its time, if its
+loss is 0.15 above the dial's at that part of the dial's run, or 0.15 above its own best
+(overfitting); after one fifth, if it is 0.3 above, or if the loss would have to fall by more than
+0.02 + 0.5 times the part that is left to reach the dial's best.
 """
 
 import argparse
@@ -32,7 +31,7 @@ SIZES = {  # blocks, heads, channels; for 1, 5 and 15 minutes
     5: ((2, 2, 128), (3, 2, 144), (4, 2, 160), (4, 3, 192)),
     15: ((3, 2, 144), (4, 2, 160), (4, 3, 192), (6, 4, 256)),
 }
-FIXED = {  # what `python train.py` and the preset for 15 minutes were before the recipe
+FIXED = {  # like `python train.py` and the preset for 15 minutes before the recipe
     "default": {
         "n_layer": 2,
         "n_head": 2,
@@ -43,7 +42,7 @@ FIXED = {  # what `python train.py` and the preset for 15 minutes were before th
         "weight_decay": 0.5,
         "train_temperature": 1.0,
         "compile": "auto",
-        "teacher": False,
+        "ema_decay": 0.0,
     },
     "long": {
         "n_layer": 4,
@@ -55,7 +54,7 @@ FIXED = {  # what `python train.py` and the preset for 15 minutes were before th
         "weight_decay": 0.5,
         "train_temperature": 0.9,
         "compile": "on",
-        "teacher": True,
+        "ema_decay": 0.99,
     },
 }
 # So many steps that the time ends the run, and ten evaluations.
@@ -76,18 +75,18 @@ def random_settings(text: str, minutes: float, number: int) -> dict[str, object]
         "dropout": rng.choice((0.0, 0.1, 0.2, 0.3, 0.4, 0.5)),
         "weight_decay": rng.choice((0.1, 0.3, 1.0, 3.0)),
         "train_temperature": rng.choice((1.0, 0.9, 0.8, 0.7)),
-        "teacher": rng.choice((True, False)),
+        "ema_decay": rng.choice((0.99, 0.0)),
     }
 
 
 def train(text: Path, minutes: float, settings: dict[str, object], seed: int, dial: list) -> dict:
     """Run train.py. Returns settings, losses, the curve as (part of the run, loss), seconds.
 
-    `dial` is the curve of the dial's run. The curve begins with that of the teacher.
+    `dial` is the curve of the dial's run.
     """
     flags = settings | ALL_THE_TIME if settings else {}
     flags |= {"data": text, "minutes": minutes, "seed": seed}
-    curve, own, output, stopped = [], [], "", False
+    curve, output, stopped = [], "", False
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder, "run")
         command = [sys.executable, "train.py", f"--out_dir={run}"]
@@ -98,23 +97,18 @@ def train(text: Path, minutes: float, settings: dict[str, object], seed: int, di
         )
         for line in process.stdout:
             output += line
-            part = (time.perf_counter() - start_time) / (60 * minutes)
-            if line.startswith("run     "):  # in the header of the run, and then of its teacher
-                first, is_teacher = part, line.endswith("/teacher\n")
-            elif line.startswith("best    ") and is_teacher:  # the teacher's result
-                first, own, is_teacher = part, [], False
             if not (match := re.search(r"step +\d+  validation loss ([\d.]+)", line)):
                 continue
+            part = (time.perf_counter() - start_time) / (60 * minutes)
             loss = float(match[1])
             curve.append((round(part, 3), loss))
-            own.append(loss)
-            share = (part - first) / max(1 - first, 1e-9)
+            own = [value for _, value in curve]
             theirs = [other for at, other in dial if at <= part + 0.02]
             excess = loss - min([*own, *theirs[-1:]])
             best = min((other for _, other in dial), default=math.inf)
-            hopeless = excess > (MARGIN if share > 0.4 else 2 * MARGIN)
-            hopeless |= loss - best > 0.02 + 0.5 * (1 - share)
-            if dial and 0.2 < share < 0.98 and hopeless and not is_teacher:
+            hopeless = excess > (MARGIN if part > 0.4 else 2 * MARGIN)
+            hopeless |= loss - best > 0.02 + 0.5 * (1 - part)
+            if dial and 0.2 < part < 0.98 and hopeless:
                 process.kill()
                 stopped = True
                 break
@@ -133,7 +127,7 @@ def train(text: Path, minutes: float, settings: dict[str, object], seed: int, di
 
 def read_config(run: Path) -> dict[str, object]:
     """What was chosen."""
-    keys = ("n_layer", "n_head", "n_embd", "batch_size", "max_iters", "teacher", "dropout")
+    keys = ("n_layer", "n_head", "n_embd", "batch_size", "max_iters", "ema_decay", "dropout")
     keys += ("weight_decay", "learning_rate", "train_temperature", "compile", "eval_interval")
     values = tomllib.loads((run / "config.toml").read_text())
     return {key: values[key] for key in keys}

@@ -5,6 +5,7 @@ threads are watched. 0 leaves a part out.
 """
 
 import contextlib
+import itertools
 import os
 import random
 import shutil
@@ -13,16 +14,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from pathlib import Path
 from statistics import median_high
-from typing import TextIO
 
 import numpy as np
 
 import train
 from configs.flags import UserError
-from configs.recipe import TEACHER_STEPS
 from model import checkpoint
 from model.inspect import report
 from model.network import network_names
@@ -33,7 +31,7 @@ from tests.test_guarantees import fuzz as run_random_inputs
 from tests.test_train import assert_same_run
 
 TINY_RUN = ["--data=text.txt", *TINY]
-MAX_ITERS, EVAL_INTERVAL = 800, 3  # a teacher makes TEACHER_STEPS * MAX_ITERS steps
+MAX_ITERS, EVAL_INTERVAL = 800, 3
 LONG = [f"--max_iters={MAX_ITERS}", f"--eval_interval={EVAL_INTERVAL}", "--log_interval=1"]
 LONG += ["--dropout=0.1"]
 
@@ -49,15 +47,13 @@ sys.exit(train.main())
 """
 
 
-def kill_and_resume(
-    run: Path, flags: list[str], targets: list[str], rng: random.Random
-) -> Counter[str]:
-    """Train to the end, killed once for each target; returns how many kills hit what.
+def kill_and_resume(run: Path, flags: list[str], count: int, rng: random.Random) -> list[bool]:
+    """Train to the end, killed so many times; returns for each kill whether it hit a save.
 
-    The targets are "teacher", "between" it and the run itself, and "run", in this order. Each kill
-    comes at a random moment; every other one of a teacher or run waits for the start of a save.
+    Each comes at a random moment after some evaluations, which are so few that the last kill finds
+    the run unfinished. Every other one waits for the start of a save.
     """
-    done, hits = 0, Counter()
+    hits, max_evaluations = [], max(1, int(MAX_ITERS / EVAL_INTERVAL / count / 1.5))
     while True:
         start_time, exists = time.time(), (run / "last.pt").exists()
         if not exists:  # a new run needs a new directory
@@ -67,93 +63,49 @@ def kill_and_resume(
             [sys.executable, "-c", SLOW_DISK, *argv],
             env=os.environ | {"PYTHONPATH": str(ROOT)},
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
             text=True,
         ) as process:
-            output = ""
-            if done < len(targets):
-                target = targets[done]
-                count = rng.randrange(max_evaluations(target, targets.count(target)))
-                output = read_until(process.stdout, target, count)
-                time.sleep(rng.uniform(0, 0.02 if target == "between" else 0.05))
-                waits = target != "between" and done % 2
-                while waits and not is_saving(run, start_time) and process.poll() is None:
+            if len(hits) < count:
+                # The last line of the header, then evaluations
+                lines = (line for line in process.stdout if line.startswith(("run ", "step ")))
+                list(itertools.islice(lines, rng.randint(1, max_evaluations)))
+                time.sleep(rng.uniform(0, 0.05))
+                while len(hits) % 2 and not is_saving(run, start_time) and process.poll() is None:
                     pass
                 process.kill()
-            output += process.communicate()[0]
+            process.communicate()
         if process.returncode == 0:
             return hits
-        assert process.returncode == -signal.SIGKILL, output
-        done += 1
-        hits["a save"] += is_saving(run, start_time)
-        hits[place(output)] += 1
-
-
-def max_evaluations(target: str, kills: int) -> int:
-    """So few before each of these kills that the last one finds the teacher, or run, unfinished."""
-    steps = MAX_ITERS * (TEACHER_STEPS if target == "teacher" else 1)
-    return max(1, int(steps / EVAL_INTERVAL / kills / 1.5))
-
-
-def read_until(lines: TextIO, target: str, count: int) -> str:
-    """Read until so many evaluations of the target, or until the end of the teacher."""
-    output, seen = "", 0
-    for line in lines:
-        output += line
-        if target == "between":
-            if place(output) == target:
-                break
-        elif place(output) == target:
-            seen += line.startswith(("run ", "step "))  # the header, then evaluations
-            if seen > count:
-                break
-    return output
-
-
-def place(output: str) -> str:
-    """Where training has come, by what it has printed."""
-    _, has_teacher, after = output.partition("/teacher\n")  # in its header
-    _, is_trained, after = after.partition("\nbest    ")  # its result
-    if has_teacher and not is_trained:
-        return "teacher"
-    return "between" if has_teacher and "\nstep " not in after else "run"
+        assert process.returncode == -signal.SIGKILL, argv
+        hits.append(is_saving(run, start_time))
 
 
 def is_saving(run: Path, start_time: float) -> bool:
     """Whether part of a checkpoint has been written since that time."""
     with contextlib.suppress(FileNotFoundError):  # it has just been completed
-        return any(path.stat().st_mtime > start_time for path in run.rglob("*.pt.*.tmp"))
+        return any(path.stat().st_mtime > start_time for path in run.glob("*.pt.*.tmp"))
     return False
 
 
 def kills(count: int) -> str:
     """Runs of up to 20 kills each, every one compared with an uninterrupted run.
 
-    The networks in model/networks/ take turns, first with a teacher, then without one.
-    With a teacher, half of the kills hit it, or the time between it and the run itself.
+    The networks in model/networks/ take turns, first with an average, then without one.
     """
-    rng, networks = random.Random(0), network_names()
-    hits, done, runs = Counter(), 0, 0
-    while done < count:
-        network = networks[runs % len(networks)]
-        has_teacher = runs // len(networks) % 2 == 0
-        flags = [*TINY_RUN, *LONG, f"--network={network}", *(["--teacher"] if has_teacher else [])]
-        whole, run = Path(f"{network}-{has_teacher}"), Path(f"killed{runs}")
+    rng, hits, starts = random.Random(0), [], range(0, count, 20)
+    variants = itertools.cycle(itertools.product((0.9, 0), network_names()))
+    for start, (decay, network) in zip(starts, variants, strict=False):
+        flags = [*TINY_RUN, *LONG, f"--network={network}", f"--ema_decay={decay}"]
+        whole, run = Path(f"{network}-{decay}"), Path(f"killed{start}")
         if not whole.exists():
             assert train.main([*flags, "--out_dir", str(whole)]) == 0
-        number = min(20, count - done)
-        early = ["teacher"] * (number // 3) + ["between"] * (number // 2 - number // 3)
-        targets = early * has_teacher
-        targets += ["run"] * (number - len(targets))
-        hits += kill_and_resume(run, flags, targets, rng)
-        for part in (".", "teacher") if has_teacher else (".",):
-            assert_same_run(whole / part, run / part)
-            assert_intact(run / part)
-        done, runs = done + number, runs + 1
-    counts = ", ".join(
-        f"{hits[name]} in {name}" for name in ("teacher", "between", "run", "a save")
+        hits += kill_and_resume(run, flags, min(20, count - start), rng)
+        assert_same_run(whole, run)
+        assert_intact(run)
+    return (
+        f"{len(hits)} kills, {sum(hits)} in a save; all {len(starts)} runs equal the uninterrupted "
+        "run to the last bit"
     )
-    return f"{counts}; all {runs} runs equal the uninterrupted run to the last bit"
 
 
 def flips(count: int) -> str:
@@ -179,7 +131,7 @@ def fuzz(count: int) -> str:
 
 def hour(seconds: int) -> str:
     """Memory, open files and threads of a long training, in its first and second half."""
-    flags = ["--data=text.txt", "--no-teacher", "--max_iters=100000000", "--eval_interval=50"]
+    flags = ["--data=text.txt", "--max_iters=100000000", "--eval_interval=50"]
     command = [sys.executable, str(ROOT / "train.py"), *flags, "--out_dir", "long"]
     start_time, seen = time.monotonic(), []
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:

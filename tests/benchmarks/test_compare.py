@@ -1,7 +1,9 @@
 """Tests of compare.py: what it concludes from losses, and what it runs again."""
 
+import io
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +11,11 @@ import pytest
 
 from configs.settings import DataConfig, TrainConfig
 from data.corpus import open_corpus
+from model.optim import AVERAGE_FROM
 from model.system.files import lock_run_dir
 from tests.benchmarks import compare
 from tests.benchmarks.compare import SMALL, Speed, Variant, answer, difference, seeds_needed
+from tests.benchmarks.compare_child import make_rounds
 from tests.conftest import LINES, ROOT, TINY
 
 SPREAD = 0.0042
@@ -148,7 +152,7 @@ def test_the_faster_network_also_gets_the_steps_of_the_other_ones_time(text_file
 def test_the_speed_is_measured_in_turn_and_kept(copied_tree, text_file, monkeypatch):
     monkeypatch.setattr(compare, "ROUNDS", 2)
     monkeypatch.setattr(compare, "ROUND_SECONDS", 0.1)
-    a, b = make_variants(["gpt", "quill", f"--data={text_file}", *TINY, "--teacher"])
+    a, b = make_variants(["gpt", "quill", f"--data={text_file}", *TINY, "--ema_decay=0.9"])
     speed = compare.measure_speed(a, b, copied_tree)
     assert len(speed.rounds) == 2
     assert all(value > 0 for pair in speed.rounds for value in pair)
@@ -159,6 +163,15 @@ def test_the_speed_is_measured_in_turn_and_kept(copied_tree, text_file, monkeypa
     (networks / "gpt.py").write_text("# edited\n")
     files = json.loads(next(compare.FOLDER.glob("*.json")).read_text())["files"]
     assert compare.changed_files(files, copied_tree) == ["model/networks/gpt.py"]
+
+
+def test_the_warm_up_round_lasts_until_the_average_is_learned_from(monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n\n"))
+    steps = 0
+    with pytest.raises(SystemExit):
+        for _ in make_rounds(1e-9):
+            steps += 1
+    assert steps == AVERAGE_FROM
 
 
 @pytest.mark.parametrize("faster", [1.0, 1.05, 1.08, 2.0])

@@ -123,7 +123,7 @@ SMALL += " --max_iters=1"
 CHANGES = """--val_split=spread --network=gpt --n_layer=2 --n_head=1 --n_embd=32 --block_size=8
 --dropout=0.3 --batch_size=2 --gradient_accumulation_steps=2 --max_iters=2 --optimizer=adamw
 --learning_rate=0.1 --min_lr=0.01 --warmup_iters=3 --beta1=0.5 --beta2=0.6 --weight_decay=0.1
---grad_clip=0.3 --train_temperature=1.5 --no-teacher --seed=7 --eval_interval=5 --log_interval=3
+--grad_clip=0.3 --train_temperature=1.5 --ema_decay=0.5 --seed=7 --eval_interval=5 --log_interval=3
 --dtype=bfloat16 --compile=off --no-deterministic"""
 FLAGS = {re.match(r"--(no-)?(\w+)", flag)[2]: flag for flag in CHANGES.split()}
 RECIPE_INPUTS = {"data", "encoding", "val_fraction", "minutes", "device", "init_from"}

@@ -1,5 +1,6 @@
 """Tests of checkpoints: round trips, damaged files, states that do not fit the model."""
 
+import copy
 import hashlib
 import io
 import os
@@ -36,22 +37,23 @@ def make_run(n_embd: int = 8) -> tuple[nn.Module, list, GradScaler]:
 def state(tmp_path) -> Checkpoint:
     """Saved as last.pt."""
     state = Checkpoint({"lr": 1e-3}, "\n aé中😀", step=7, val_loss=0.1)
-    capture(state, *make_run())
+    model, *rest = make_run()
+    capture(state, model, model, *rest)
     save(state, tmp_path / "last.pt")
     return state
 
 
 def test_a_run_is_unchanged_after_saving_loading_and_restoring(tmp_path, state):
     save(state, tmp_path / "last.pt", tmp_path / "best.pt")
-    loaded, other_run = load(tmp_path / "best.pt"), make_run()
-    restore(loaded, *other_run)
-    capture(loaded, *other_run)
+    loaded, (model, *rest) = load(tmp_path / "best.pt"), make_run()
+    restore(loaded, model, *rest)
+    capture(loaded, model, model, *rest)
     torch.testing.assert_close(loaded.model, state.model, rtol=0, atol=0)
     for ours, theirs in zip(loaded.optimizers, state.optimizers, strict=True):
         assert ours["param_groups"] == theirs["param_groups"]
         torch.testing.assert_close(ours["state"], theirs["state"], rtol=0, atol=0)
-    rest = {"model": None, "optimizers": None}
-    assert vars(loaded) | rest == vars(state) | rest
+    others = {"model": None, "optimizers": None}
+    assert vars(loaded) | others == vars(state) | others
     assert sorted(os.listdir(tmp_path)) == ["best.pt", "last.pt"]
     torch.load(tmp_path / "last.pt", weights_only=True)  # PyTorch alone can read it, too
 
@@ -71,13 +73,18 @@ def test_optimizer_states_of_other_parameters_are_refused(state, change):
 
 
 @pytest.mark.parametrize("number", [inf, nan])
-@pytest.mark.parametrize("where", ["weights", "optimizer state"])
+@pytest.mark.parametrize("where", ["weights", "average", "optimizer state"])
 def test_numbers_that_are_not_finite_are_never_captured(where, number):
     model, optimizers, scaler = make_run()
-    momentum = optimizers[-1].state[model.head.weight]["momentum_buffer"]
-    (model.head.weight if where == "weights" else momentum).data[0, 0] = number
+    average = copy.deepcopy(model)
+    tensors = {
+        "weights": model.head.weight,
+        "average": average.head.weight,
+        "optimizer state": optimizers[-1].state[model.head.weight]["momentum_buffer"],
+    }
+    tensors[where].data[0, 0] = number
     with pytest.raises(AbortError, match="no longer finite"):
-        capture(Checkpoint(), model, optimizers, scaler)
+        capture(Checkpoint(), model, average, optimizers, scaler)
 
 
 class Trap:
