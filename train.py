@@ -105,14 +105,13 @@ def train(command: Command, saved: Checkpoint, run_dir: Path, processes: Process
     if processes.is_main:
         report.print_header(config, corpus, machine, model, run_dir)
 
-    # Only training steps use the compiled networks.
+    # Only training steps use the fast networks; evaluation, saving and sampling use `average`.
     training_model = processes.wrap(model)
     shape = (rows.stop - rows.start) // parts, config.block_size
     example_BT = torch.zeros(shape, dtype=torch.int64, device=machine.device)
-    compiled_model = machine.compile(training_model, config.compile, config.max_iters, example_BT)
-    compiled_average = average
+    fast_model = machine.prepare(training_model, config.compile, parts, example_BT)
     if config.ema_decay:
-        compiled_average = machine.compile(average, config.compile, config.max_iters, example_BT)
+        fast_average = machine.prepare(average, config.compile, parts, example_BT)
 
     clock_start = START_TIME - state.seconds
     logger = None
@@ -211,10 +210,9 @@ def train(command: Command, saved: Checkpoint, run_dir: Path, processes: Process
             step_loss = torch.zeros((), device=machine.device)
             seed_all(config.seed, step, processes.rank)  # for dropout
             for x_BT, y_BT in micro_batches(step):
-                with machine.autocast():
-                    logits_BTV = compiled_model(x_BT)
-                    average_BTV = compiled_average(x_BT) if learns_from_average else None
-                    loss = training_loss(logits_BTV, y_BT, config.train_temperature, average_BTV)
+                logits_BTV = fast_model(x_BT)
+                average_BTV = fast_average(x_BT) if learns_from_average else None
+                loss = training_loss(logits_BTV, y_BT, config.train_temperature, average_BTV)
                 scaler.scale(loss / parts).backward()
                 if logs:  # at temperature 1, as in evaluation
                     step_loss += cross_entropy(logits_BTV.detach(), y_BT) / parts
@@ -326,11 +324,11 @@ def measure_speed(machine: Machine, vocab_size: int) -> float:
     config = make_config(TrainConfig, recipe(Budget(flops=default_flops(kind), device=kind)))
     model, optimizers, _ = build(config, machine, vocab_size)
     x_BT = torch.randint(vocab_size, (config.batch_size, config.block_size), device=machine.device)
+    fast_model = machine.prepare(model, config.compile, 1, x_BT)
     seconds: list[float] = []
     while len(seconds) < 2 or (len(seconds) < 10 and sum(seconds) < 1):
         step_start = time.perf_counter()
-        with machine.autocast():
-            loss = cross_entropy(model(x_BT), x_BT)
+        loss = cross_entropy(fast_model(x_BT), x_BT)
         loss.backward()
         for optimizer in optimizers:
             optimizer.step()

@@ -85,16 +85,26 @@ def recipe(budget: Budget) -> dict[str, Any]:
     share = 1 / AVERAGE_COST if has_average else 1.0
     max_iters = max(1, int(share * (max_steps if budget.minutes else steps)))
     # Larger batches allow a higher learning rate, and so does an average.
-    learning_rate = 1e-2 if has_average else 7e-3 * min(batch_size / 8, 2)
+    learning_rate = 7e-3 * min(batch_size / 8, 2)
+    if has_average:
+        learning_rate = max(1e-2, learning_rate)
     if budget.has_weights:
         learning_rate = 1e-3  # with 7e-3, trained weights overfit a short text within 40 steps
     # The more parameters there are for each character, the fewer epochs lead to overfitting.
     overfitting = epochs * math.sqrt(block_parameters(n_layer, n_embd) / budget.train_chars)
     doublings = math.log2(max(1, overfitting / OVERFITTING_THRESHOLD))
+    temperature, weight_decay = max(0.8, 1 - 0.1 * doublings), 0.5 if doublings < 1.5 else 1.0
+    if has_average:
+        # A network that learns from its average becomes less confident, which this makes up for.
+        # Fewer, larger batches overfit sooner.
+        temperature = max(0.7, (0.8 if is_gpu else 0.9) - 0.06 * doublings)
+        weight_decay = 1.0 if is_gpu else weight_decay
     # As many evaluations as take about a fifteenth of the training time, but 2 to 10. (The default
-    # val_fraction is assumed.)
+    # val_fraction is assumed.) On a GPU, each takes as long as 130 steps, mostly for its sample.
     eval_chars = min(budget.train_chars / 9, 2**20)
-    evaluations = round(0.2 * share * steps * chars_per_step / eval_chars)
+    evaluations = 0.2 * share * steps * chars_per_step / eval_chars
+    if is_gpu:
+        evaluations = share * steps / 130
     run_seconds = 60 * budget.minutes * steps / affordable_steps
     is_compiled = budget.device == "cpu" and run_seconds > COMPILE_SECONDS * max(1, n_layer / 4)
     return {
@@ -103,14 +113,11 @@ def recipe(budget: Budget) -> dict[str, Any]:
         "n_embd": n_embd,
         "batch_size": batch_size,
         "max_iters": max_iters,
-        "eval_interval": math.ceil(max_iters / min(max(evaluations, 2), 10)),
+        "eval_interval": math.ceil(max_iters / min(max(round(evaluations), 2), 10)),
         "learning_rate": learning_rate,
-        "ema_decay": 0.99 if has_average else 0.0,
-        # A network that learns from its average becomes less confident, which this makes up for.
-        "train_temperature": round(max(0.7, 0.9 - 0.06 * doublings), 2)
-        if has_average
-        else round(max(0.8, 1 - 0.1 * doublings), 2),
+        "ema_decay": 0.995 if has_average else 0.0,
+        "train_temperature": round(temperature, 2),
         "dropout": round(min(0.4, 0.13 * doublings), 1),
-        "weight_decay": 0.5 if doublings < 1.5 else 1.0,
+        "weight_decay": weight_decay,
         "compile": "on" if is_compiled else "auto",
     }

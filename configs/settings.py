@@ -116,7 +116,7 @@ class CompileConfig(DeviceConfig):
 
     compile: Annotated[
         Literal["auto", "on", "off", "True", "False"],
-        "torch.compile; auto: on CUDA, in long runs",
+        "on: torch.compile; auto: a CUDA graph, on one GPU",
     ] = "auto"
     deterministic: Annotated[
         bool, "refuse operations that do not repeat exactly; --no-deterministic allows them"

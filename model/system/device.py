@@ -5,7 +5,6 @@ import os
 import random
 import re
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,7 +19,6 @@ from model.system.terminal import print_line
 CPU_EVAL_CHARS = 4096  # per evaluation batch: fits the processor's cache
 # What follows was chosen by a few measurements on an H100 (docs/experiments.md, 2026-11-26).
 GPU_EVAL_CHARS, GPU_EVAL_LOGITS = 65_536, 2**25  # the latter are 128 MB
-COMPILED_STEPS = 5_000  # compiling takes 15 to 20 s, and saves 4 to 10 ms of a step
 CPU_PARAMETERS, CPU_SAMPLES = 10_000_000, 8  # up to these, a CPU samples as fast
 
 
@@ -78,18 +76,36 @@ class Machine:
         """Keeps float16 gradients in range; for other dtypes it passes everything through."""
         return torch.amp.GradScaler(self.device.type, enabled=self.dtype == torch.float16)
 
-    def compile(
-        self, network: nn.Module, mode: str, steps: int, ids_BT: Tensor
-    ) -> nn.Module | Callable:
-        """`network`, compiled for inputs like `ids_BT` if `mode` asks for it.
+    def prepare(self, network: nn.Module, mode: str, parts: int, ids_BT: Tensor) -> nn.Module:
+        """What to call in training steps, outside autocast: `network` as it is, or faster.
 
-        The mode auto compiles on CUDA, for at least COMPILED_STEPS steps. If the compiler fails, a
-        line on standard error says so, and one process goes on without it. (Several raise: they
-        could not compute the same.)
+        The mode on compiles it. The mode auto makes a CUDA graph, which a GPU runs without waiting
+        for Python, but not for several processes or `parts` of a batch. Inputs are like `ids_BT`.
+        If that fails, a line on standard error says so, and one process goes on without it.
+        (Several raise: they could not compute the same.)
         """
-        is_wanted = self.device.type == "cuda" and steps >= COMPILED_STEPS
-        if mode in ("off", "False") or (mode == "auto" and not is_wanted):
-            return network
+        plain = InDtype(network, self.device.type, self.dtype)
+        has_graph = self.device.type == "cuda" and self.processes.world_size == parts == 1
+        if mode in ("off", "False") or (mode == "auto" and not has_graph):
+            return plain
+        buffers = [(buffer, buffer.clone()) for buffer in network.buffers()]
+        try:
+            return self.graph(plain, ids_BT) if mode == "auto" else self.compile(plain, ids_BT)
+        except Exception as error:  # of many types
+            if self.processes.world_size > 1:
+                print_line("note: --compile off trains without the compiler.", sys.stderr)
+                raise
+            what = "a CUDA graph" if mode == "auto" else "torch.compile"
+            problem = str(error).strip().partition("\n")[0][:200]
+            print_line(f"warning: training without {what}: {problem}", sys.stderr)
+            return plain
+        finally:  # as if nothing had been tried
+            network.zero_grad()
+            for buffer, before in buffers:
+                buffer.copy_(before)
+
+    def compile(self, plain: "InDtype", ids_BT: Tensor) -> nn.Module:
+        """`plain`, compiled."""
         if self.processes.is_main:
             print_line("compiling the network, which takes up to a minute or two", sys.stdout)
         if torch.are_deterministic_algorithms_enabled():
@@ -100,24 +116,66 @@ class Machine:
             # run that is not compiled. A result of more than ten operations is stored, not
             # computed again where it is used: the angles of a rotation, for example.
             options = {"fallback_random": True, "realize_opcount_threshold": 10}
-        compiled = torch.compile(network, dynamic=False, options=options)
-        buffers = [(buffer, buffer.clone()) for buffer in network.buffers()]
-        try:  # The first call, and the first backward pass, compile.
-            with self.autocast():
-                logits_BTV = compiled(ids_BT)
-            if logits_BTV.requires_grad:
-                logits_BTV.float().logsumexp(-1).mean().backward()
-        except Exception as error:  # the compiler raises exceptions of many types
-            if self.processes.world_size > 1:
-                print_line("note: --compile off trains without the compiler.", sys.stderr)
-                raise
-            problem = str(error).strip().partition("\n")[0][:200]
-            print_line(f"warning: training without torch.compile: {problem}", sys.stderr)
-            compiled = network
-        network.zero_grad()
-        for buffer, before in buffers:  # the trial may have changed them
-            buffer.copy_(before)
+        compiled = torch.compile(plain.network, dynamic=False, options=options)
+        compiled = InDtype(compiled, self.device.type, self.dtype)
+        trial(compiled, 0, ids_BT)  # the first call, and the first backward pass, compile
         return compiled
+
+    def graph(self, plain: "InDtype", ids_BT: Tensor) -> nn.Module:
+        """`plain` as a CUDA graph: the kernels of one pass, which run again for other inputs.
+
+        Logits and gradients are in memory that the next pass overwrites. Raises AssertionError if
+        it does not compute the same as `plain`: what Python computes, such as a counter or a random
+        number of its own, is frozen in it.
+        """
+        batches = [torch.randint_like(ids_BT, plain.network.vocab_size) for _ in range(2)]
+        expected = [trial(plain, seed, batch_BT) for seed, batch_BT in enumerate(batches)]
+        # PyTorch would warn that gradients come from another stream, that of the graph.
+        torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
+        generator = torch.cuda.default_generators[torch.cuda.current_device()]
+        before = generator.clone_state()
+        try:
+            graphed = torch.cuda.make_graphed_callables(
+                InDtype(plain.network, self.device.type, self.dtype),
+                (torch.zeros_like(ids_BT),),
+                allow_unused_input=True,
+            )
+        except Exception:  # the network reads a value, for example
+            generator.graphsafe_set_state(before)  # it still waits for the end of the graph
+            raise
+        for seed, batch_BT in enumerate(batches):
+            results = zip(expected[seed], trial(graphed, seed, batch_BT), strict=True)
+            for plain_result, result in results:
+                # The same bits, unless operations are not deterministic
+                difference = (result - plain_result).abs().max()
+                assert difference <= 1e-4 * plain_result.abs().max(), "it computes something else"
+        return graphed
+
+
+class InDtype(nn.Module):
+    """A network whose matrix products run in `dtype`; weights and gradients stay float32."""
+
+    def __init__(self, network: nn.Module, device: str, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.network, self.device, self.dtype = network, device, dtype
+
+    def forward(self, ids_BT: Tensor) -> Tensor:
+        """ids_BT to logits_BTV."""
+        is_lower = self.dtype != torch.float32
+        # A cache of weights in `dtype` would be frozen in a CUDA graph.
+        with torch.autocast(self.device, self.dtype, is_lower, cache_enabled=False):
+            return self.network(ids_BT)
+
+
+def trial(network: nn.Module, seed: int, ids_BT: Tensor) -> list[Tensor]:
+    """Copies of the logits, and of the gradients of some loss."""
+    network.zero_grad()
+    seed_all(seed)
+    logits_BTV = network(ids_BT)
+    if logits_BTV.requires_grad:
+        logits_BTV.float().logsumexp(-1).sum().backward()
+    gradients = [p.grad.clone() for p in network.parameters() if p.grad is not None]
+    return [logits_BTV.detach().clone(), *gradients]
 
 
 def choose_device(name: str, processes: Processes) -> torch.device:

@@ -34,7 +34,7 @@ from configs.flags import UserError, make_config, parse_train_command, to_dict
 from configs.settings import TrainConfig
 from data.corpus import Corpus, open_corpus
 from model.network import require_consistent
-from model.system.device import COMPILED_STEPS, training_machine
+from model.system.device import training_machine
 from model.system.errors import AbortError, report_errors
 from model.system.files import atomic_write, lock_run_dir
 from model.system.processes import Processes
@@ -365,8 +365,6 @@ def measure_speed(a: Variant, b: Variant, source: Path) -> Speed:
 def paced_run(variant: Variant, out_dir: Path, source: Path) -> Iterator[float]:
     """A training without end or evaluations. Each `next` makes a round, and is steps a second."""
     config = replace(variant.config, max_iters=10**9, eval_interval=10**9)
-    if config.compile == "auto" and variant.config.max_iters < COMPILED_STEPS:
-        config = replace(config, compile="off")  # as in a run of its own length
     with start(config, out_dir, source, ROUND_SECONDS) as process:
         lines = read_lines(process, variant.name, source)
         while True:

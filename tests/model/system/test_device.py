@@ -1,5 +1,6 @@
 """Tests of the choice of device and dtype, of compilation, of seeds. GPUs are simulated."""
 
+import copy
 import os
 import random
 from unittest.mock import Mock
@@ -7,9 +8,14 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
 
 from configs.flags import UserError
-from configs.settings import CompileConfig, DeviceConfig
+from configs.settings import CompileConfig, DeviceConfig, GPTConfig, OptimConfig
+from model.loss import training_loss
+from model.network import make_network
+from model.optim import make_optimizers, update_average
 from model.system.device import (
     Machine,
     choose_device,
@@ -150,27 +156,180 @@ def test_an_evaluation_batch_has_a_limited_number_of_logits(vocab_size):
     assert on_gpu == 65_536 or (on_gpu + 1) * vocab_size > 2**25
 
 
+class Generator:
+    """A GPU's: after a capture that failed, it needs a state from before."""
+
+    works = True
+
+    def clone_state(self) -> str:
+        return "before"
+
+    def graphsafe_set_state(self, state: str) -> None:
+        self.works = state == "before"
+
+
+@pytest.fixture
+def graphs(monkeypatch) -> list[nn.Module]:
+    """CUDA graphs on a CPU: fixed memory, and random numbers of Python that never change.
+
+    Returns the networks of which there is one.
+    """
+    captured, generator = [], Generator()
+
+    def make_graphed_callables(
+        module: nn.Module, inputs: tuple[Tensor], allow_unused_input: bool = False
+    ) -> nn.Module:
+        captured.append(module.network)
+        forward, parameters, (fixed_BT,) = module.forward, tuple(module.parameters()), inputs
+        numbers = random.getstate()
+
+        def replay() -> Tensor:
+            before = random.getstate()
+            random.setstate(numbers)
+            with torch.enable_grad():
+                logits_BTV = forward(fixed_BT)
+            random.setstate(before)
+            return logits_BTV
+
+        def gradients(logits_BTV: Tensor, grad_BTV: Tensor) -> tuple[Tensor | None, ...]:
+            return torch.autograd.grad(
+                logits_BTV, parameters, grad_BTV, allow_unused=allow_unused_input
+            )
+
+        generator.works = False
+        logits_BTV = replay()
+        fixed_BTV = logits_BTV.detach().clone()
+        fixed_grads = gradients(logits_BTV, fixed_BTV) if logits_BTV.requires_grad else ()
+        generator.works = True
+
+        class Graphed(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, ids_BT, *_):
+                fixed_BT.copy_(ids_BT)
+                ctx.logits_BTV = replay()
+                return fixed_BTV.copy_(ctx.logits_BTV.detach()).detach()
+
+            @staticmethod
+            def backward(ctx, grad_BTV):
+                for kept, new in zip(fixed_grads, gradients(ctx.logits_BTV, grad_BTV), strict=True):
+                    if kept is not None:
+                        kept.copy_(new)
+                return None, *(kept if kept is None else kept.detach() for kept in fixed_grads)
+
+        module.forward = lambda ids_BT: Graphed.apply(ids_BT, *parameters)
+        return module
+
+    monkeypatch.setattr(torch.cuda, "make_graphed_callables", make_graphed_callables)
+    monkeypatch.setattr(torch.cuda, "default_generators", (generator,))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    yield captured
+    assert generator.works
+
+
+def make_small(dropout: float = 0.0) -> nn.Module:
+    """A network with 5 characters."""
+    seed_all(1)
+    return make_network(GPTConfig(n_layer=1, n_embd=8, block_size=4, dropout=dropout), 5)
+
+
+IDS_BT = torch.tensor([[1, 2, 0, 4], [4, 3, 2, 1]])
+
+
 @pytest.mark.parametrize(
-    ("mode", "kind", "steps", "is_compiled"),
+    ("mode", "kind", "parts", "expected"),
     [
-        ("on", CPU, 1, True),
-        ("auto", CUDA, 5_000, True),
-        ("auto", CUDA, 4_999, False),
-        ("auto", CPU, 10**6, False),
-        ("off", CUDA, 10**6, False),
-        ("True", CPU, 1, True),  # as nanoGPT has it
-        ("False", CUDA, 10**6, False),
+        ("on", CPU, 1, "compiled"),
+        ("on", CUDA, 2, "compiled"),
+        ("auto", CUDA, 1, "graph"),
+        ("auto", CUDA, 2, "plain"),  # the second part would overwrite the gradients of the first
+        ("auto", CPU, 1, "plain"),
+        ("off", CUDA, 1, "plain"),
+        ("True", CPU, 1, "compiled"),  # as nanoGPT has it
+        ("False", CUDA, 1, "plain"),
     ],
 )
-def test_the_compiled_network_is_used_if_wanted(
-    monkeypatch, capsys, mode, kind, steps, is_compiled
+def test_training_steps_call_the_network_as_asked_for(
+    graphs, monkeypatch, capsys, mode, kind, parts, expected
 ):
-    network = torch.nn.Linear(1, 1)
-    compiled = Mock(return_value=torch.zeros(2, 3, 5, requires_grad=True))
-    monkeypatch.setattr(torch, "compile", lambda *_, **__: compiled)
-    used = Machine(kind, torch.float32).compile(network, mode, steps, torch.zeros(2, 3))
-    assert used is (compiled if is_compiled else network)
-    assert ("compiling" in capsys.readouterr().out) == is_compiled
+    network, compiled = make_small(), []
+    monkeypatch.setattr(torch, "compile", lambda module, **_: compiled.append(module) or module)
+    fast = Machine(kind, torch.float32).prepare(network, mode, parts, IDS_BT)
+    assert graphs == ([network] if expected == "graph" else [])
+    assert compiled == ([network] if expected == "compiled" else [])
+    output = capsys.readouterr()
+    assert ("compiling" in output.out) == (expected == "compiled")
+    assert not output.err
+    assert torch.equal(fast(IDS_BT), network(IDS_BT))
+
+
+def test_training_with_cuda_graphs_equals_training_without_them(graphs, capsys):
+    def trained(mode: str) -> list[Tensor]:
+        machine, model = Machine(CUDA, torch.float32), make_small(dropout=0.5)
+        average = copy.deepcopy(model).eval().requires_grad_(False)
+        fast_model, fast_average = (
+            machine.prepare(network, mode, 1, IDS_BT) for network in (model, average)
+        )
+        optimizers = make_optimizers(model, OptimConfig(), torch.float32)
+        for step in range(4):
+            seed_all(7, step)
+            x_BT, y_BT = torch.randint(5, (2, 2, 4))
+            training_loss(fast_model(x_BT), y_BT, 0.8, fast_average(x_BT)).backward()
+            clip_grad_norm_(model.parameters(), 0.1)
+            for optimizer in optimizers:
+                optimizer.step()
+            model.zero_grad()
+            update_average(average, model, 0.9, step)
+        return [*model.parameters(), *average.parameters()]
+
+    with_graphs, without = trained("auto"), trained("off")
+    assert len(graphs) == 2
+    assert not capsys.readouterr().err  # they were used
+    assert all(map(torch.equal, with_graphs, without))
+
+
+class DrawsANumber(nn.Module):
+    """In a graph it is always the same number."""
+
+    vocab_size = 5
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.unused = nn.Embedding(5, 5), nn.Parameter(torch.ones(1))
+        self.register_buffer("calls", torch.zeros(()))
+
+    def factor(self) -> float:
+        return random.random()
+
+    def forward(self, ids_BT: Tensor) -> Tensor:
+        self.calls += 1
+        return self.embedding(ids_BT) * self.factor()
+
+
+class ReadsAValue(DrawsANumber):
+    """While a graph is made, that raises."""
+
+    def factor(self) -> float:
+        if not torch.cuda.default_generators[0].works:
+            raise RuntimeError("it reads a value\nof a GPU")
+        return 1.0
+
+
+@pytest.mark.parametrize(
+    ("kind", "problem"),
+    [(DrawsANumber, "it computes something else"), (ReadsAValue, "it reads a value")],
+)
+def test_without_a_cuda_graph_training_goes_on_as_if_nothing_had_been_tried(
+    graphs, capsys, kind, problem
+):
+    network = kind()
+    fast = Machine(CUDA, torch.float32).prepare(network, "auto", 1, IDS_BT)
+    assert capsys.readouterr().err == f"warning: training without a CUDA graph: {problem}\n"
+    assert network.calls == 0
+    assert all(p.grad is None for p in network.parameters())
+    for seed in range(2):
+        outputs = [(seed_all(seed), forward(IDS_BT))[1] for forward in (fast, network)]
+        assert torch.equal(*outputs)
+    assert network.calls == 4
 
 
 def test_random_numbers_are_a_function_of_the_seeds_key():
