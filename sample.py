@@ -212,7 +212,7 @@ def main(argv: list[str]) -> None:
                 others = f"; {left_out:,} others are not in the vocabulary" if left_out else ""
                 print(
                     f"{nats:.4f} nats, {nats / math.log(2):.4f} bits per character, "
-                    f"over {len(scored) - 1:,} characters{others}",
+                    f"over {len(scored) - 1:,} characters, at temperature 1{others}",
                     flush=True,
                 )
             elif config.interactive:

@@ -2,10 +2,11 @@
 
 import time
 
-START_TIME = time.perf_counter()  # so that `seconds` includes the imports
+IMPORT_TIME = time.perf_counter()  # when this program started, if it was started by its name
 
 import copy
 import math
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext
@@ -29,7 +30,7 @@ from configs.flags import (
     to_dict,
     to_toml,
 )
-from configs.recipe import Budget, default_flops, recipe, step_flops
+from configs.recipe import Budget, block_parameters, default_flops, recipe, step_flops
 from configs.settings import TrainConfig
 from data.corpus import Corpus, open_corpus
 from data.reader import is_stream
@@ -55,6 +56,7 @@ LESS_MEMORY = "Use a larger --gradient_accumulation_steps, or start anew with a 
 @report_errors
 def main(argv: list[str]) -> None:
     """The command line: start a run, or resume one."""
+    start_time = IMPORT_TIME if __name__ == "__main__" else time.perf_counter()
     command, processes = parse_train_command(argv), Processes()
     if processes.world_size > 1 and any(map(is_stream, command.given.get("data", ()))):
         raise UserError("several processes cannot read the same stream. Name files with --data.")
@@ -63,14 +65,17 @@ def main(argv: list[str]) -> None:
         open_run(command, processes) as (saved, run_dir),
         out_of_memory_hint(LESS_MEMORY),
     ):
-        train(command, saved, run_dir, processes)
+        train(command, saved, run_dir, processes, start_time)
 
 
-def train(command: Command, saved: Checkpoint, run_dir: Path, processes: Processes) -> None:
+def train(
+    command: Command, saved: Checkpoint, run_dir: Path, processes: Processes, start_time: float
+) -> None:
     """The whole run, from top to bottom. The main process writes to `run_dir`.
 
-    `saved` is the checkpoint to resume, or to take weights from, or empty. After signal n, the
-    state is saved, and the program exits with status 128 + n.
+    `saved` is the checkpoint to resume, or to take weights from, or empty. The clock of --minutes
+    began at `start_time`. After signal n, the state is saved, and the program exits with status
+    128 + n.
     """
     # ------------------------------------------------------------- Machine, text, settings, network
     values = known_values(command, saved.config)
@@ -81,7 +86,7 @@ def train(command: Command, saved: Checkpoint, run_dir: Path, processes: Process
     require_same_text(command, saved, corpus)
     corpus.require_length(config.block_size)  # the recipe does not change this one
     if command.uses_recipe:
-        values = choose_settings(config, corpus, machine) | values
+        values = choose_settings(config, saved, corpus, machine, start_time) | values
     config = make_config(TrainConfig, values | {"out_dir": None})  # a run may be moved
     require_consistent(config)
     parts = config.gradient_accumulation_steps
@@ -113,7 +118,7 @@ def train(command: Command, saved: Checkpoint, run_dir: Path, processes: Process
     if config.ema_decay:
         fast_average = machine.prepare(average, config.compile, parts, example_BT)
 
-    clock_start = START_TIME - state.seconds
+    clock_start = start_time - state.seconds
     logger = None
 
     def seconds() -> float:
@@ -158,7 +163,7 @@ def train(command: Command, saved: Checkpoint, run_dir: Path, processes: Process
     eval_windows = eval_windows[processes.rank :: processes.world_size]
     eval_chars = corpus.eval_chars(config.block_size)
     progress = run_progress(state, config, eval_chars, state.seconds)
-    is_first_evaluation = True
+    is_first_evaluation, first_step = True, state.step
     timed_step, train_start = state.step, time.perf_counter()
     with catch_signals() as signals, closing(logger) if logger else nullcontext():
         while True:
@@ -166,12 +171,15 @@ def train(command: Command, saved: Checkpoint, run_dir: Path, processes: Process
             step, last_progress = state.step, progress
             # Never less than before, although the time that an evaluation takes is an estimate
             progress = max(progress, run_progress(state, config, eval_chars, seconds()))
-            if config.minutes:
-                progress = processes.broadcast(progress)
+            is_soon = False
+            if config.minutes:  # an evaluation takes at most a quarter of the time
+                is_soon = time.perf_counter() - train_start < 3 * state.eval_seconds
+                progress, is_soon = processes.broadcast((progress, is_soon))
             finished, stopped = progress >= 1, signal_number()
+            evaluation_due = evaluations(progress, config) > evaluations(last_progress, config)
+            evaluation_due = finished or (evaluation_due and not is_soon)
             # After a resume, evaluate again: the logger drops the points and pictures of this step.
-            evaluation_due = finished or step == state.val_step
-            evaluation_due |= evaluations(progress, config) > evaluations(last_progress, config)
+            evaluation_due |= step == state.val_step
             if logger:
                 logger.show_progress(step, progress)
             save_due = stopped or seconds() - state.seconds > SAVE_SECONDS
@@ -254,7 +262,7 @@ def train(command: Command, saved: Checkpoint, run_dir: Path, processes: Process
         stopped = stopped or signal_number()  # also one that came in the last evaluation
         if logger:
             logger.write_summary(report.summarize(state, corpus, machine, model))
-            report.print_result(state, config, corpus, run_dir, stopped)
+            report.print_result(state, config, corpus, run_dir, stopped, first_step)
     if stopped:
         sys.exit(128 + stopped)
 
@@ -268,8 +276,18 @@ def open_run(command: Command, processes: Processes) -> Iterator[tuple[Checkpoin
     """
     if command.resume is not None:
         path = checkpoint.resolve(command.resume, "last")
+        if os.path.isfile(path) and not os.access(path.parent, os.W_OK):
+            raise UserError(
+                f"{path.parent} cannot be written. Copy the run with cp -r, or start a new one "
+                f"with --init_from {quote(path.parent)}"
+            )
         with lock_run_dir(path.parent) if processes.is_main else nullcontext():
-            yield checkpoint.load_to_resume(path), path.parent
+            saved = checkpoint.load_to_resume(path)
+            if (max_iters := command.given.get("max_iters", saved.step)) < saved.step:
+                raise UserError(
+                    f"max_iters is {max_iters}, but the run has made {saved.step} steps."
+                )
+            yield saved, path.parent
         return
     saved = Checkpoint()
     if "init_from" in command.given:
@@ -288,7 +306,8 @@ def require_same_text(command: Command, saved: Checkpoint, corpus: Corpus) -> No
     if command.resume is not None and not is_same:
         raise UserError(
             f"{corpus.name} is not the text of this run. For another text, start a new run with "
-            f"--init_from {quote(Path(command.resume))}"
+            f"--init_from {quote(Path(command.resume))}; for a changed version of the same text, "
+            "start one without: these weights may know its validation text."
         )
     theirs = make_config(TrainConfig, saved.config)
     split = (theirs.val_fraction, theirs.val_split)
@@ -299,18 +318,25 @@ def require_same_text(command: Command, saved: Checkpoint, corpus: Corpus) -> No
         )
 
 
-def choose_settings(config: TrainConfig, corpus: Corpus, machine: Machine) -> dict[str, Any]:
-    """What the recipe says for this text, machine and time, of which the start is over."""
+def choose_settings(
+    config: TrainConfig, saved: Checkpoint, corpus: Corpus, machine: Machine, start_time: float
+) -> dict[str, Any]:
+    """What the recipe says for this text, machine and time, and for the weights to start with."""
+    kind = device_kind(machine.device)
     budget = Budget(
         train_chars=int(len(corpus.ids_N) * (1 - config.val_fraction)),  # for every val_split
-        flops=default_flops(device_kind(machine.device)),
+        flops=default_flops(kind),
         minutes=config.minutes,
-        device=device_kind(machine.device),
-        has_weights=config.init_from is not None,
+        device=kind,
     )
+    if saved.model:
+        weights = (x for name, x in saved.model.items() if name.startswith("blocks."))
+        parameters = max(1, sum(x.numel() for x in weights))
+        block_size = saved.config["block_size"]
+        budget = replace(budget, parameters=parameters, block_size=block_size)
     if config.minutes:
         speed = measure_speed(machine, len(corpus.tokenizer.vocab))
-        seconds = 60 * config.minutes - machine.processes.max(time.perf_counter() - START_TIME)
+        seconds = 60 * config.minutes - machine.processes.max(time.perf_counter() - start_time)
         budget = replace(budget, flops=speed * max(seconds, 0.0))
     return recipe(budget)
 
@@ -335,7 +361,8 @@ def measure_speed(machine: Machine, vocab_size: int) -> float:
         model.zero_grad()
         machine.synchronize()
         seconds.append(time.perf_counter() - step_start)
-    flops = step_flops(config.n_layer, config.n_embd, config.batch_size)
+    parameters = block_parameters(config.n_layer, config.n_embd)
+    flops = step_flops(parameters, config.batch_size * config.block_size)
     return processes.world_size * flops / processes.max(float(np.median(seconds)))
 
 

@@ -28,6 +28,14 @@ RESUMABLE = ("data", "max_iters", "minutes", "eval_interval", "log_interval")
 RESUMABLE += ("device", "dtype", "compile", "deterministic", "gradient_accumulation_steps")
 # --init_from cannot change these: the weights would not fit, or would mean something else.
 FIXED = ("network", "n_layer", "n_head", "n_embd", "bias")
+NANOGPT_NAMES = {  # that mean something else here, or nothing
+    "start": "For sample.py, it is --prompt.",
+    "dataset": "Name a text with --data FILE.",
+    "out_dir": "Name the run: python sample.py RUN_DIR.",  # a flag of train.py
+    "eval_iters": "An evaluation reads all of the validation text.",
+    "always_save_checkpoint": "Each evaluation saves last.pt, the best one best.pt.",
+    "wandb_log": "The curves are for TensorBoard.",
+}
 
 
 class UserError(ValueError):
@@ -78,7 +86,7 @@ class ConfigParser(argparse.ArgumentParser):
 
     def parse(self, argv: list[str]) -> dict[str, Any]:
         """The values that are given, by name."""
-        parsed, unknown = self.parse_known_args(argv)
+        parsed, unknown = self.parse_known_args([self.to_boolean(word) for word in argv])
         for word in unknown:
             if not word.startswith("--"):
                 raise UserError(f"unexpected argument {word!r}. See --help.")
@@ -89,8 +97,15 @@ class ConfigParser(argparse.ArgumentParser):
         """The error for an unknown key, with the nearest known one."""
         flags = [action.dest for action in self._actions if action.option_strings]
         known = [flag for flag in flags if flag not in (name, "help")]  # a preset has no resume
-        nearest = difflib.get_close_matches(name, known, n=1, cutoff=0)[0]
-        return UserError(f"unknown key {name!r}. Did you mean {nearest}?")
+        nearest = difflib.get_close_matches(name, known, n=1)
+        hint = f"Did you mean {nearest[0]}?" if nearest else "See --help."
+        return UserError(f"unknown key {name!r}. {NANOGPT_NAMES.get(name, hint)}")
+
+    def to_boolean(self, word: str) -> str:
+        """--bias=True is --bias, --bias=False is --no-bias. Other words stay."""
+        name, _, value = word.removeprefix("--").partition("=")
+        is_boolean = self.keys.get(name) is bool and value in ("True", "False")
+        return self.to_flags(name, [value])[0] if is_boolean else word
 
     def parse_preset(self, path: str) -> dict[str, Any]:
         """The values of a TOML file, which are read as if they were flags."""
@@ -202,10 +217,12 @@ def parse_train_command(argv: list[str]) -> Command:
             )
     elif preset is not None:
         flags = parser.parse_preset(preset) | flags
+    if flags.get("init_from") == "resume":  # as nanoGPT has it
+        raise UserError("init_from is 'resume'. To continue a run: --resume RUN_DIR")
     if "data" in flags:
         flags["data"] = absolute_paths(flags["data"])
     if "init_from" in flags:
-        flags["init_from"] = os.path.abspath(flags["init_from"])
+        flags["init_from"] = absolute_path(flags["init_from"])
     return Command(resume, resume is None and preset is None, flags)
 
 
@@ -219,7 +236,12 @@ def absolute_paths(paths: tuple[str, ...]) -> tuple[str, ...]:
             f"--data takes every path that follows, including {paths[-1]}. Put a preset before the "
             "flags."
         )
-    return tuple(path if path == "-" else os.path.abspath(path) for path in paths)
+    return tuple(path if path == "-" else absolute_path(path) for path in paths)
+
+
+def absolute_path(path: str) -> str:
+    """In it, ~ is the home directory, which a shell leaves in --data=~/text.txt."""
+    return os.path.abspath(os.path.expanduser(path))
 
 
 def known_values(command: Command, saved: dict[str, Any]) -> dict[str, Any]:

@@ -6,9 +6,8 @@ replaces one setting and leaves the others as they are.
 It was fitted on two CPU cores to texts in four languages: 30,000 to 300,000 characters (one to five
 minutes), up to 900,000 (one minute) and a million (one to fifteen minutes; docs/experiments.md,
 "Which settings for which text and time?"). It was not fitted to shorter texts, longer runs,
-networks other than quill, or contexts other than 256. On a GPU, it was tried once, but
-nothing was compared: batches of 64, the learning rate of batches of 16, and 18 times the
-computation of the default run are assumptions.
+networks other than quill, or contexts other than 256. On a GPU, it was fitted to a million
+characters and one size; 18 times the computation of the default run is an assumption.
 """
 
 import math
@@ -37,7 +36,9 @@ class Budget:
     flops: float = DEFAULT_FLOPS  # of all training steps, as `step_flops` counts them
     minutes: float = 0.0  # of which `flops` is an estimate; 0: no time limit
     device: str = "cpu"  # its kind, see `device_kind`
-    has_weights: bool = False  # the run starts with those of another run
+    # With --init_from, the size of its network is given:
+    parameters: int = 0  # in its blocks; 0: the recipe chooses the network
+    block_size: int = BLOCK_SIZE
 
 
 def default_flops(device: str) -> float:
@@ -50,12 +51,12 @@ def block_parameters(n_layer: int, n_embd: int) -> int:
     return 20 * n_layer * n_embd**2
 
 
-def step_flops(n_layer: int, n_embd: int, batch_size: int) -> float:
-    """Floating-point operations of one training step, in the matrices of the blocks.
+def step_flops(parameters: int, chars: int) -> float:
+    """Floating-point operations of a training step that reads so many characters.
 
-    6 for each character and parameter of quill. Another network is counted as if it were quill.
+    6 for each character and parameter in the blocks. Those of attention are not counted.
     """
-    return 6 * block_parameters(n_layer, n_embd) * batch_size * BLOCK_SIZE
+    return 6.0 * parameters * chars
 
 
 def recipe(budget: Budget) -> dict[str, Any]:
@@ -68,30 +69,33 @@ def recipe(budget: Budget) -> dict[str, Any]:
     flops = min(available_flops, 6 * max_parameters * max_chars)
     target = MIN_PARAMETERS * (flops / DEFAULT_FLOPS) ** 0.35
     target = max(target, flops / (6 * max_chars))
-    is_gpu = budget.device == "gpu"
+    is_gpu, has_weights = budget.device == "gpu", budget.parameters > 0
     sizes = [size for size in SIZES if not is_gpu or size[1] % 64 == 0]  # suits its matrix units
     n_layer, n_embd = min(sizes, key=lambda size: abs(math.log(block_parameters(*size) / target)))
+    parameters = budget.parameters or block_parameters(n_layer, n_embd)
 
-    many_steps = flops / step_flops(n_layer, n_embd, batch_size=8) > 3000
-    batch_size = 64 if is_gpu else 16 if many_steps else 8
-    chars_per_step = batch_size * BLOCK_SIZE
+    # As many characters in a batch, whatever the context
+    many_steps = flops / step_flops(parameters, 8 * BLOCK_SIZE) > 3000
+    examples = 64 if is_gpu else 16 if many_steps else 8
+    batch_size = max(1, examples * BLOCK_SIZE // budget.block_size)
+    chars_per_step = batch_size * budget.block_size
     max_steps = max_chars / chars_per_step
-    affordable_steps = available_flops / step_flops(n_layer, n_embd, batch_size)
+    affordable_steps = available_flops / step_flops(parameters, chars_per_step)
     steps = min(affordable_steps, max_steps)
     epochs = steps * chars_per_step / budget.train_chars
 
     # A text that is read often gets an average, with which a step takes longer.
-    has_average = epochs >= AVERAGE_EPOCHS and not budget.has_weights
+    has_average = epochs >= AVERAGE_EPOCHS and not has_weights
     share = 1 / AVERAGE_COST if has_average else 1.0
     max_iters = max(1, int(share * (max_steps if budget.minutes else steps)))
     # Larger batches allow a higher learning rate, and so does an average.
-    learning_rate = 7e-3 * min(batch_size / 8, 2)
+    learning_rate = 7e-3 * min(examples / 8, 2)
     if has_average:
         learning_rate = max(1e-2, learning_rate)
-    if budget.has_weights:
+    if has_weights:
         learning_rate = 1e-3  # with 7e-3, trained weights overfit a short text within 40 steps
     # The more parameters there are for each character, the fewer epochs lead to overfitting.
-    overfitting = epochs * math.sqrt(block_parameters(n_layer, n_embd) / budget.train_chars)
+    overfitting = epochs * math.sqrt(parameters / budget.train_chars)
     doublings = math.log2(max(1, overfitting / OVERFITTING_THRESHOLD))
     temperature, weight_decay = max(0.8, 1 - 0.1 * doublings), 0.5 if doublings < 1.5 else 1.0
     if has_average:
@@ -108,7 +112,7 @@ def recipe(budget: Budget) -> dict[str, Any]:
     run_seconds = 60 * budget.minutes * steps / affordable_steps
     is_compiled = budget.device == "cpu" and run_seconds > COMPILE_SECONDS * max(1, n_layer / 4)
     return {
-        "block_size": BLOCK_SIZE,
+        "block_size": budget.block_size,
         "n_layer": n_layer,
         "n_embd": n_embd,
         "batch_size": batch_size,

@@ -88,7 +88,11 @@ def read_file(file: Path, encoding: str) -> Iterator[str]:
     """
     is_standard_input = file == STANDARD_INPUT
     name, size = "standard input" if is_standard_input else file, 0
-    convert = "Convert it to plain text, or name its --encoding (utf-16, cp1252, gb18030, ...)."
+    repair = (
+        "Convert a document or an archive to plain text. If the rest of a text is right, leave the "
+        f"wrong bytes out: iconv -f {encoding} -t utf-8 -c FILE > clean.txt. If all of it is in "
+        "another encoding, name that: --encoding cp1252 (utf-16, gb18030, ...)"
+    )
     decoder = codecs.getincrementaldecoder(encoding)()
     try:
         with contextlib.ExitStack() as stack:
@@ -99,14 +103,18 @@ def read_file(file: Path, encoding: str) -> Iterator[str]:
                 size += len(chunk)
                 text = decoder.decode(chunk, final=not chunk)
                 if "\0" in text:
-                    raise UserError(f"{name} is not {encoding} text: it has NUL bytes. {convert}")
+                    raise UserError(
+                        f"{name} is not {encoding} text: it has NUL bytes. Try --encoding utf-16 "
+                        "or utf-16-le. If it is UTF-8 with stray NULs: tr -d '\\000' < FILE > "
+                        "clean.txt"
+                    )
                 yield text.removeprefix("\ufeff") if size == len(chunk) else text
     except UnicodeDecodeError as error:
         offset = size - len(error.object) + error.start
         problem = f"byte 0x{error.object[error.start]:02x} at offset {offset}"
-        raise UserError(f"{name} is not {encoding} text: {problem}. {convert}") from None
+        raise UserError(f"{name} is not {encoding} text: {problem}. {repair}") from None
     except UnicodeError as error:
-        raise UserError(f"{name} is not {encoding} text: {error}. {convert}") from None
+        raise UserError(f"{name} is not {encoding} text: {error}. {repair}") from None
     except OSError as error:
         raise UserError(f"{name} cannot be read: {error.strerror}.") from None
 

@@ -14,7 +14,7 @@ from model.system.terminal import print_line
 
 URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
-PATH = Path(__file__).with_name("tinyshakespeare.txt")
+PATH = Path(__file__).with_name(".tinyshakespeare.txt")  # --data data does not read it
 
 
 def tiny_shakespeare() -> Path:

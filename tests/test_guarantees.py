@@ -72,7 +72,6 @@ def test_a_killed_and_resumed_run_equals_an_uninterrupted_run(
     """Killed inside a step and at every write: a copy is what SIGKILL would leave."""
     monkeypatch.setattr(train, "SAVE_SECONDS", save_seconds)
     monkeypatch.setattr(train, "AVERAGE_FROM", 3)
-    monkeypatch.setattr(train, "START_TIME", time.perf_counter())
     flags = f"--network={network} --max_iters=8 --eval_interval=4 --log_interval=1 --dropout=0.2"
     flags += f" --gradient_accumulation_steps=2 --ema_decay={decay} --out_dir="
     fsync, write, copies, whole = os.fsync, RecordWriter.write, [], Path("whole")

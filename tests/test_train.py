@@ -23,13 +23,14 @@ from torch.utils.tensorboard import SummaryWriter
 
 import train
 from configs.flags import make_config
-from configs.recipe import Budget, recipe, step_flops
+from configs.recipe import Budget, block_parameters, recipe, step_flops
 from configs.settings import DataConfig, GPTConfig, OptimConfig, TrainConfig
 from data.corpus import open_corpus
 from model import checkpoint
+from model.checkpoint import Checkpoint
 from model.inspect import report
 from model.loss import evaluate, training_loss
-from model.network import make_network
+from model.network import count_parameters, make_network
 from model.networks.quill import GPT
 from model.optim import make_optimizers
 from model.system.device import Machine, seed_all
@@ -108,7 +109,6 @@ class Clock:
             self.now += eval_seconds * (tag == "loss_best")  # after each evaluation
             add_scalar(writer, tag, *args)
 
-        monkeypatch.setattr(train, "START_TIME", 0.0)
         monkeypatch.setattr(time, "perf_counter", lambda: self.now)
         monkeypatch.setattr(SummaryWriter, "add_scalar", add_and_pass_time)
         at_steps(monkeypatch, range(10**6), pass_time)
@@ -423,6 +423,19 @@ def test_nothing_shares_a_line_with_the_progress_bar(tiny, monkeypatch):
     assert bars == 1
 
 
+def test_the_recipe_knows_the_size_of_weights_to_start_with(trained_run, text_file):
+    corpus, saved = (
+        open_corpus(DataConfig((str(text_file),))),
+        checkpoint.load(trained_run / "best.pt"),
+    )
+    chosen = train.choose_settings(
+        TrainConfig(), saved, corpus, Machine(torch.device("cpu"), torch.float32), 0.0
+    )
+    model = make_network(make_config(TrainConfig, saved.config), len(saved.vocab))
+    parameters = count_parameters(model.blocks)
+    assert chosen == recipe(Budget(corpus.train_chars, parameters=parameters, block_size=16))
+
+
 @pytest.mark.parametrize("split", ["--val_split=end", "--val_fraction=0.11 --val_split=spread"])
 def test_weights_that_have_read_the_validation_text_are_refused(tiny, text_file, capsys, split):
     text_file.write_text(LINES * 12)
@@ -583,7 +596,11 @@ def test_a_finished_run_completes_missing_files_and_goes_on(tiny, monkeypatch, c
         assert equal(checkpoint.load("run/last.pt").model, before)
         clock.now = 0.0  # of another process
         assert train.main(["--resume", "run/best.pt", *flags]) == 0
-        assert re.search(r"step +25 .* best so far\n", capsys.readouterr().out)
+        output = capsys.readouterr().out
+        assert re.search(r"step +25 .* best so far\n", output)
+        assert ("Nothing was trained: the run had reached --max_iters 25\n" in output) == (
+            not flags
+        )
         assert summary(Path("run"))["iters"] == (40 if flags else 25)
     assert checkpoint.load("run/last.pt").config["max_iters"] == 40
     assert [step for step, _ in curve(Path("run"), "val")] == [10, 20, 25, 30, 40]  # 25: the end
@@ -665,13 +682,13 @@ def test_the_recipe_gets_the_measured_speed_and_the_time_left(text_file, monkeyp
         clock[0] += 0.5
         return cross_entropy(*args)
 
-    monkeypatch.setattr(train, "START_TIME", 0.0)
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
     monkeypatch.setattr(F, "cross_entropy", take_half_a_second)
     corpus = open_corpus(DataConfig((str(text_file),)))
     machine = Machine(torch.device("cpu"), torch.float32)
-    chosen = train.choose_settings(make_config(TrainConfig, {"minutes": 10.0}), corpus, machine)
-    flops = step_flops(2, 128, batch_size=8) / 0.5 * (60 * 10 - clock[0])
+    config = make_config(TrainConfig, {"minutes": 10.0})
+    chosen = train.choose_settings(config, Checkpoint(), corpus, machine, start_time=0.0)
+    flops = step_flops(block_parameters(2, 128), 8 * 256) / 0.5 * (60 * 10 - clock[0])
     assert chosen == recipe(Budget(corpus.train_chars, flops, minutes=10.0))
     assert chosen != recipe(Budget(corpus.train_chars, 0.8 * flops, minutes=10.0))
 
@@ -684,21 +701,48 @@ def test_the_recipe_is_the_same_for_every_split(text_file):
         config = DataConfig((str(text_file),), val_split=split)
         corpus = open_corpus(config)
         chosen.append(
-            train.choose_settings(make_config(TrainConfig, vars(config)), corpus, machine)
+            train.choose_settings(
+                make_config(TrainConfig, vars(config)), Checkpoint(), corpus, machine, 0.0
+            )
         )
     assert chosen[0] == chosen[1]
 
 
-@pytest.mark.parametrize("seconds", [(1, 0.5), (1, 2)])
-def test_minutes_make_one_step_and_ten_evaluations_at_most(tiny, monkeypatch, seconds):
+def test_minutes_make_one_step_and_ten_evaluations_at_most(tiny, monkeypatch, capsys):
     Path("empty.toml").touch()
     for minutes, most in ((1, 10), (1e-9, 1)):
         with monkeypatch.context() as patch:
-            Clock(patch, *seconds)
+            clock = Clock(patch, step_seconds=1, eval_seconds=0.5)
+            clock.now = 1e6  # since the start of this process, in which there may be several runs
             flags = f"--minutes={minutes} --max_iters=1000000 --eval_interval=1 --out_dir={minutes}"
             assert tiny(flags, "empty.toml") == 0
         assert len(curve(Path(str(minutes)), "val")) == most
         assert (summary(Path(str(minutes)))["iters"] == 1) == (most == 1)
+        assert "read the text" not in capsys.readouterr().out  # nobody knows yet how often
+
+
+@pytest.mark.parametrize("eval_seconds", [2, 7, 20])
+def test_with_minutes_evaluations_take_a_quarter_of_the_time(tiny, monkeypatch, eval_seconds):
+    """But for the last one; also if one takes longer than a tenth of the time."""
+    Path("empty.toml").touch()
+    Clock(monkeypatch, step_seconds=1, eval_seconds=eval_seconds)
+    flags = "--minutes=1 --max_iters=1000000 --eval_interval=1 --out_dir=run"
+    assert tiny(flags, "empty.toml") == 0
+    steps = [step for step, _ in curve(Path("run"), "val")]
+    assert min(np.diff(steps[:-1]), default=99) >= 3 * eval_seconds
+    assert len(steps) > 1
+
+
+def test_a_run_in_a_folder_of_somebody_else_can_be_copied(trained_run, monkeypatch, capsys):
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
+    assert train.main(["--resume", str(trained_run)]) == 2
+    assert "cannot be written. Copy the run with cp -r" in capsys.readouterr().err
+
+
+def test_the_run_directory_may_begin_with_the_home_directory(tiny, monkeypatch):
+    monkeypatch.setenv("HOME", str(Path("home").absolute()))
+    assert tiny("--max_iters=1 --out_dir=~/run") == 0
+    assert Path("home/run/last.pt").exists()
 
 
 def test_a_resumed_run_takes_its_settings_from_the_checkpoint(tiny):
@@ -739,7 +783,7 @@ def test_a_resumed_run_refuses_another_text(tiny, text_file, monkeypatch, capsys
     Path("other.txt").write_text(f"{text}, with characters it has never seen: ÄÖÜ")
     for flags in ([], ["--data", str(text_file)], ["--data", "other.txt"]):
         assert train.main(["--resume", "run", *flags]) == 2
-        message = "is not the text of this run. .* new run with --init_from run"
+        message = "is not the text of this run. .* new run with --init_from run; .* without"
         assert re.search(message, capsys.readouterr().err)
     Path("moved.txt").write_text(text)
     assert train.main(["--resume", "run", "--data", "moved.txt"]) == 0

@@ -31,8 +31,10 @@ def print_header(
     config: TrainConfig, corpus: Any, machine: Machine, model: nn.Module, run_dir: Path
 ) -> None:
     """What is trained, on what, how, and where the results go."""
-    chars = config.max_iters * config.batch_size * config.block_size
-    limit = f"{config.minutes:.3g} minutes, at most " if config.minutes else ""
+    epochs = config.max_iters * config.batch_size * config.block_size / corpus.train_chars
+    limit, readings = "", f", which read the text {epochs:.1f} times"
+    if config.minutes:  # nobody knows yet how many steps there will be
+        limit, readings = f"{config.minutes:.3g} minutes, at most ", ""
     heads = config.n_layer * count_heads(config)
     lines = [f"device  {machine}", f"corpus  {corpus.describe(config.block_size)}"]
     lines += [f"warning: {sentence}" for sentence in corpus.warnings]
@@ -43,7 +45,7 @@ def print_header(
         f"model   {config.network}, {config.n_layer} blocks, {count_heads(config)} heads, "
         f"{config.n_embd} channels: {count_parameters(model):,} parameters",
         f"train   {limit}{config.max_iters:,} steps of {config.batch_size} x {config.block_size} "
-        f"characters, which read the text {chars / corpus.train_chars:.1f} times",
+        f"characters{readings}",
         f"        learning rate {config.learning_rate:g}, dropout {config.dropout:g}, weight decay "
         f"{config.weight_decay:g}, temperature {config.train_temperature:g}, "
         f"average {config.ema_decay:g}",
@@ -128,9 +130,17 @@ def summarize(state: Checkpoint, corpus: Any, machine: Machine, model: nn.Module
 
 
 def print_result(
-    state: Checkpoint, config: TrainConfig, corpus: Any, run_dir: Path, stopped: int
+    state: Checkpoint,
+    config: TrainConfig,
+    corpus: Any,
+    run_dir: Path,
+    stopped: int,
+    first_step: int,
 ) -> None:
-    """What came of the run, which a signal may have stopped, and the commands to go on with."""
+    """What came of the run, which a signal may have stopped, and the commands to go on with.
+
+    `first_step` is that at which this command began.
+    """
     best, more, lines = state.best_val_loss, "", []
     if best is not None:
         bits = best / math.log(2)
@@ -145,6 +155,10 @@ def print_result(
     if stopped:
         lines.append(f"stopped at step {state.step:,} by a signal; the checkpoint is saved")
     else:
+        if state.step == first_step:
+            done = state.step >= config.max_iters
+            limit = f"max_iters {config.max_iters}" if done else f"minutes {config.minutes:g}"
+            lines.append(f"        Nothing was trained: the run had reached --{limit}")
         more += f" --minutes {2 * config.minutes:g}" if config.minutes else ""
         more += f" --max_iters {2 * state.step}" if state.step >= config.max_iters else ""
     more += " --data FILE" if corpus.is_stream else ""  # FILE has the same text

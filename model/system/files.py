@@ -52,7 +52,7 @@ def new_run_dir(out_dir: str | None) -> Iterator[Path]:
     """
     if out_dir is not None and str(Path(out_dir)).startswith("-"):
         raise UserError(f"out_dir is {out_dir!r}. Name a directory without a - in front.")
-    path = Path(out_dir or datetime.now().strftime("runs/%Y%m%d-%H%M%S"))
+    path = Path(out_dir or datetime.now().strftime("runs/%Y%m%d-%H%M%S")).expanduser()
     while not out_dir and os.path.lexists(path):  # another run began in the same second
         path = path.with_name(path.name + "+")
     try:

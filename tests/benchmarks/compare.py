@@ -33,6 +33,7 @@ import torch
 from configs.flags import UserError, make_config, parse_train_command, to_dict
 from configs.settings import TrainConfig
 from data.corpus import Corpus, open_corpus
+from model.checkpoint import Checkpoint
 from model.network import require_consistent
 from model.system.device import training_machine
 from model.system.errors import AbortError, report_errors
@@ -155,7 +156,8 @@ def make_variant(network: str, common: list[str], own: list[str], text: Corpus) 
     config = make_config(TrainConfig, values)
     machine = training_machine(config, Processes())
     if command.uses_recipe:
-        config = make_config(TrainConfig, choose_settings(config, text, machine) | values)
+        chosen = choose_settings(config, Checkpoint(), text, machine, start_time=0.0)
+        config = make_config(TrainConfig, chosen | values)
     require_consistent(config)
     surroundings = {"text": text.sha256, "PyTorch": torch.__version__, "device": str(machine)}
     name = ", ".join([network, *(f"{key} {value}" for key, value in own_given.items())])

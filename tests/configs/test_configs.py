@@ -166,6 +166,20 @@ def test_flags_override_the_preset_and_the_preset_overrides_defaults():
     assert not parse_train_command(["p.toml"]).uses_recipe
 
 
+@pytest.mark.parametrize("key", [key for key, kind in PARSER.keys.items() if kind is bool])
+@pytest.mark.parametrize("value", [True, False])
+def test_a_boolean_may_be_given_as_nanogpt_has_it(key, value):
+    assert getattr(from_command_line(f"--{key}={value}"), key) is value
+
+
+def test_a_path_may_begin_with_the_home_directory(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/ada")
+    Path("p.toml").write_text("data = ['~/a.txt']")
+    config = from_command_line("p.toml", "--init_from=~/run")
+    assert config.data == ("/home/ada/a.txt",)
+    assert config.init_from == "/home/ada/run"
+
+
 def test_n_head_0_takes_head_count_from_init_from():
     Path("p.toml").write_text("n_head = 0\ninit_from = 'run'")
     command = parse_train_command(["p.toml"])
@@ -206,5 +220,7 @@ def test_a_wrong_flag_or_preset_is_refused(flag, toml, message):
 @pytest.mark.parametrize("config_class", [TrainConfig, sample.SampleConfig])
 def test_a_suggested_flag_exists(config_class):
     parser = ConfigParser(config_class, "", "")
-    suggestion = str(parser.unknown_key("resum")).split()[-1].rstrip("?")
-    assert f"--{suggestion} " in parser.format_help()
+    for key in parser.keys:
+        suggestion = str(parser.unknown_key(f"{key}x")).split()[-1].rstrip("?")
+        assert suggestion == key
+    assert str(parser.unknown_key("zzzzzz")).endswith("See --help.")

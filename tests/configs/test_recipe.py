@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.flags import ConfigParser, make_config, to_dict, to_toml
-from configs.recipe import GPU_FLOPS, Budget, recipe, step_flops
+from configs.recipe import GPU_FLOPS, Budget, block_parameters, recipe, step_flops
 from configs.settings import GPTConfig, TrainConfig, count_heads
 from model.network import require_consistent
 
@@ -20,7 +20,8 @@ budgets = st.builds(
     flops=st.floats(0, 20).map(lambda exponent: 10**exponent),
     minutes=st.just(0.0) | st.floats(0.01, 1e4),
     device=st.sampled_from(["cpu", "gpu", "other"]),
-    has_weights=st.booleans(),
+    parameters=st.just(0) | st.integers(1, 10**10),
+    block_size=st.sampled_from([1, 64, 256, 1024]),
 )
 
 
@@ -29,10 +30,10 @@ def chars(settings: dict) -> int:
     return settings["max_iters"] * settings["batch_size"] * settings["block_size"]
 
 
-def flops(settings: dict) -> float:
+def flops(budget: Budget, settings: dict) -> float:
     """Of the run. A step with the average's forward pass costs 4/3."""
-    step = step_flops(settings["n_layer"], settings["n_embd"], settings["batch_size"])
-    return step * settings["max_iters"] * (4 / 3 if settings["ema_decay"] else 1)
+    parameters = budget.parameters or block_parameters(settings["n_layer"], settings["n_embd"])
+    return step_flops(parameters, chars(settings)) * (4 / 3 if settings["ema_decay"] else 1)
 
 
 @given(budgets)
@@ -50,14 +51,16 @@ def test_the_defaults_are_the_recipe_for_tiny_shakespeare():
 @given(budgets)
 def test_steps_take_the_computation_or_read_the_text_often_enough(budget):
     settings = recipe(replace(budget, minutes=0.0))
-    step = step_flops(settings["n_layer"], settings["n_embd"], settings["batch_size"])
+    step = flops(budget, settings | {"max_iters": 1})
     most = max(24 * budget.train_chars, 250_000)
     chars_per_step = settings["batch_size"] * settings["block_size"]
     assert settings["max_iters"] == 1 or (
-        flops(settings) <= 1.001 * budget.flops and chars(settings) <= most
+        flops(budget, settings) <= 1.001 * budget.flops and chars(settings) <= most
     )
     margin = 2 * chars_per_step
-    assert flops(settings) >= budget.flops - 3 * step or chars(settings) > 0.74 * most - margin
+    assert (
+        flops(budget, settings) >= budget.flops - 3 * step or chars(settings) > 0.74 * most - margin
+    )
 
 
 @given(budgets, st.floats(0.01, 1e4))
@@ -83,13 +86,23 @@ def test_a_longer_text_needs_no_more_regularization(budget, factor):
     assert longer["ema_decay"] <= shorter["ema_decay"]
 
 
-@given(budgets)
-def test_trained_weights_get_no_average_and_small_steps(budget):
-    settings = recipe(replace(budget, has_weights=True))
+@given(budgets, st.integers(1, 10**10))
+def test_trained_weights_get_no_average_and_small_steps(budget, parameters):
+    settings = recipe(replace(budget, parameters=parameters))
     assert not settings["ema_decay"]
-    without = recipe(replace(budget, has_weights=False))
-    assert settings["dropout"] == without["dropout"]
+    without = recipe(replace(budget, parameters=0))
     assert settings["learning_rate"] < without["learning_rate"]
+
+
+@given(budgets, st.integers(1, 10**10), st.sampled_from([1, 8, 64, 512]))
+def test_trained_weights_read_as_many_characters_in_any_context(budget, parameters, block_size):
+    some, others = (
+        recipe(replace(budget, parameters=parameters, block_size=size))
+        for size in (block_size, 256)
+    )
+    assert some["batch_size"] * some["block_size"] == others["batch_size"] * others["block_size"]
+    assert some["max_iters"] == others["max_iters"]
+    assert some["dropout"] == others["dropout"]
 
 
 def test_a_gpu_gets_a_larger_network_and_larger_batches():

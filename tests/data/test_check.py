@@ -116,13 +116,26 @@ def said_of_lines(lines: list[str], line_end: str) -> list[str]:
 def test_sorted_lines_are_found(is_descending, line_end):
     """Whatever their case, and whichever way. Equal neighbors do not count."""
     numbers = np.random.default_rng(0).choice(10**6, 101, replace=False)
-    names = [f"{name:06x}" for name in sorted(numbers.tolist(), reverse=is_descending)]
+    digits = str.maketrans("0123456789", "abcdefghij")
+    names = [f"{name:06}".translate(digits) for name in numbers.tolist()]
+    names.sort(reverse=is_descending)
     names = [name.upper() if i % 2 else name for i, name in enumerate(names)]
     names[7:7] = 200 * [names[7]]
     assert "(100% of adjacent lines are in order)" in said_of_lines(names, line_end)[0]
     assert said_of_lines(names[:300], line_end) == []  # 99 pairs are too few to tell
     names[::2] = names[::-2]
     assert said_of_lines(names, line_end) == []
+
+
+@pytest.mark.parametrize("start", ["2026-01-{:02} 09:{:02} - ", "[{:02}:{:02}] ", "{}:{} "])
+def test_what_stands_before_the_first_letter_of_a_line_is_no_order(start):
+    """Dated messages, numbered verses."""
+    rng = np.random.default_rng(0)
+    words = ["".join(map(chr, rng.integers(97, 123, size=9))) for _ in range(200)]
+    lines = [start.format(*divmod(i, 60)) + word for i, word in enumerate(words)]
+    assert said_of_lines(lines, "\n") == []
+    lines = [start.format(*divmod(i, 60)) + word for i, word in enumerate(sorted(words))]
+    assert "sorted" in said_of_lines(lines, "\n")[0]
 
 
 @given(st.floats(0, 1))

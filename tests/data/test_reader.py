@@ -2,6 +2,8 @@
 
 import io
 import os
+import re
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -9,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from configs.flags import UserError
+from data import shakespeare
 from data.reader import find_text_files, read_chunks, read_text, require_encoding
 
 
@@ -32,6 +35,26 @@ def test_several_paths_are_read_in_their_order_whatever_their_endings(tmp_path):
     paths = [str(tmp_path / name) for name in ("b.md", "folder", "a.txt")]
     files = find_text_files(paths)
     assert "".join(read_chunks(files, "utf-8")) == "b.md\nfolder/c.txt\na.txt"
+
+
+@pytest.mark.parametrize(
+    ("content", "encoding"), [(b"na\xefve caf\xc3\xa9 \xff", "utf-8"), (b"na\0\0ve \0", "utf-8")]
+)
+def test_the_advice_for_wrong_bytes_leaves_only_them_out(tmp_path, monkeypatch, content, encoding):
+    monkeypatch.chdir(tmp_path)
+    Path("FILE").write_bytes(content)
+    with pytest.raises(UserError) as refused:
+        read_text(Path("FILE"), encoding)
+    (command,) = re.findall(r"(?:iconv|tr) .* > clean.txt", str(refused.value))
+    subprocess.run(command, shell=True, check=False)  # iconv also says that bytes were wrong
+    expected = content.decode(encoding, "ignore").replace("\0", "")
+    assert read_text(Path("clean.txt"), encoding) == expected
+
+
+def test_a_folder_is_read_without_the_downloaded_text(tmp_path):
+    for name in ("mine.txt", shakespeare.PATH.name):
+        (tmp_path / name).write_text("text")
+    assert find_text_files([tmp_path]) == [tmp_path / "mine.txt"]
 
 
 def test_a_pipe_and_standard_input_are_read(tmp_path, monkeypatch):
