@@ -30,7 +30,7 @@ from model import checkpoint
 from model.checkpoint import Checkpoint
 from model.inspect import report
 from model.loss import evaluate, training_loss
-from model.network import count_parameters, make_network
+from model.network import make_network
 from model.networks.quill import GPT
 from model.optim import make_optimizers
 from model.system.device import Machine, seed_all
@@ -423,17 +423,14 @@ def test_nothing_shares_a_line_with_the_progress_bar(tiny, monkeypatch):
     assert bars == 1
 
 
-def test_the_recipe_knows_the_size_of_weights_to_start_with(trained_run, text_file):
-    corpus, saved = (
-        open_corpus(DataConfig((str(text_file),))),
-        checkpoint.load(trained_run / "best.pt"),
-    )
-    chosen = train.choose_settings(
-        TrainConfig(), saved, corpus, Machine(torch.device("cpu"), torch.float32), 0.0
-    )
-    model = make_network(make_config(TrainConfig, saved.config), len(saved.vocab))
-    parameters = count_parameters(model.blocks)
-    assert chosen == recipe(Budget(corpus.train_chars, parameters=parameters, block_size=16))
+def test_the_recipe_knows_the_size_of_weights_to_start_with(text_file):
+    corpus = open_corpus(DataConfig((str(text_file),)))
+    numbers = {"blocks.0.weight": 10**7, "blocks.1.weight": 10**7, "head.weight": 10**8}
+    weights = {name: torch.empty(count, device="meta") for name, count in numbers.items()}
+    saved = Checkpoint({"block_size": 16}, model=weights)
+    machine = Machine(torch.device("cpu"), torch.float32)
+    chosen = train.choose_settings(TrainConfig(), saved, corpus, machine, 0.0)
+    assert chosen == recipe(Budget(corpus.train_chars, parameters=2 * 10**7, block_size=16))
 
 
 @pytest.mark.parametrize("split", ["--val_split=end", "--val_fraction=0.11 --val_split=spread"])
