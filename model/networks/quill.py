@@ -126,8 +126,8 @@ class Block(nn.Module):
     """Feed-forward layer, attention, feed-forward layer; each adds to x.
 
     The order is that of Lu et al. 2019, "Macaron Net". A usual block has attention and one
-    feed-forward layer. Two of Quill's blocks are like four usual ones of which every second has no
-    attention: nearly as good, in three quarters of the time on a CPU.
+    feed-forward layer. Two of Quill's blocks have as many feed-forward layers as four usual ones,
+    and half of the attention: nearly as good, in three quarters of the time on a CPU.
     """
 
     def __init__(self, config: GPTConfig) -> None:
