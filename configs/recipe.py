@@ -64,15 +64,14 @@ def recipe(budget: Budget) -> dict[str, Any]:
     # The network grows with the computation, still more if it would read a short text too often.
     # More computation than that is of no use to a short text.
     max_chars = max(MAX_EPOCHS * budget.train_chars, 250_000)
-    max_parameters = max(MAX_PARAMETERS_PER_CHAR * budget.train_chars, MIN_PARAMETERS)
-    has_weights = budget.parameters > 0
-    if has_weights:
-        max_parameters = budget.parameters
+    max_parameters = budget.parameters or max(
+        MAX_PARAMETERS_PER_CHAR * budget.train_chars, MIN_PARAMETERS
+    )
     available_flops = max(budget.flops, 1.0)
     flops = min(available_flops, 6 * max_parameters * max_chars)
     target = MIN_PARAMETERS * (flops / DEFAULT_FLOPS) ** 0.35
     target = max(target, flops / (6 * max_chars))
-    is_gpu = budget.device == "gpu"
+    is_gpu, has_weights = budget.device == "gpu", budget.parameters > 0
     sizes = [size for size in SIZES if not is_gpu or size[1] % 64 == 0]  # suits its matrix units
     n_layer, n_embd = min(sizes, key=lambda size: abs(math.log(block_parameters(*size) / target)))
     parameters = budget.parameters or block_parameters(n_layer, n_embd)
