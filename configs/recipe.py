@@ -22,6 +22,7 @@ DEFAULT_FLOPS = 8.86e12  # of a run without --minutes
 GPU_FLOPS = 1.6e14  # the same on a GPU
 AVERAGE_EPOCHS = 6  # an average of the weights helps if the text is read at least so often
 MAX_EPOCHS = 24  # a larger network is better than reading the text more often
+WEIGHTS_EPOCHS = 8  # trained weights overfit sooner
 MAX_PARAMETERS_PER_CHAR = 14  # a larger network is no better
 OVERFITTING_THRESHOLD = 17  # of epochs √(parameters / characters): above it, regularize
 AVERAGE_COST = 4 / 3  # of a step in which the average reads the batch, too
@@ -64,14 +65,16 @@ def recipe(budget: Budget) -> dict[str, Any]:
     # The network grows with the computation, still more if it would read a short text too often.
     # More computation than that is of no use to a short text.
     max_chars = max(MAX_EPOCHS * budget.train_chars, 250_000)
-    max_parameters = budget.parameters or max(
-        MAX_PARAMETERS_PER_CHAR * budget.train_chars, MIN_PARAMETERS
-    )
+    max_parameters = max(MAX_PARAMETERS_PER_CHAR * budget.train_chars, MIN_PARAMETERS)
+    has_weights = budget.parameters > 0
+    if has_weights:
+        max_chars = WEIGHTS_EPOCHS * budget.train_chars
+        max_parameters = budget.parameters
     available_flops = max(budget.flops, 1.0)
     flops = min(available_flops, 6 * max_parameters * max_chars)
     target = MIN_PARAMETERS * (flops / DEFAULT_FLOPS) ** 0.35
     target = max(target, flops / (6 * max_chars))
-    is_gpu, has_weights = budget.device == "gpu", budget.parameters > 0
+    is_gpu = budget.device == "gpu"
     sizes = [size for size in SIZES if not is_gpu or size[1] % 64 == 0]  # suits its matrix units
     n_layer, n_embd = min(sizes, key=lambda size: abs(math.log(block_parameters(*size) / target)))
     parameters = budget.parameters or block_parameters(n_layer, n_embd)
@@ -123,7 +126,8 @@ def recipe(budget: Budget) -> dict[str, Any]:
         "learning_rate": learning_rate,
         "ema_decay": 0.995 if has_average else 0.0,
         "train_temperature": round(temperature, 2),
-        "dropout": round(min(0.4, 0.13 * doublings), 1),
+        # Weights that were trained without dropout are disturbed by it.
+        "dropout": 0.0 if has_weights else round(min(0.4, 0.13 * doublings), 1),
         "weight_decay": weight_decay,
         "compile": "on" if is_compiled else "auto",
     }
