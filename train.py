@@ -148,8 +148,8 @@ def train(
         """That of a signal that any process received, or 0."""
         return int(processes.max(max(signals, default=0)))
 
-    if is_new:
-        save("last.pt")  # from now on the run can be resumed
+    if is_new or command.given:
+        save("last.pt")  # from now on the run can be resumed, with these settings
     if processes.is_main:
         with atomic_write(run_dir / "config.toml") as file:
             file.write(to_toml(config).encode())

@@ -217,8 +217,11 @@ def parse_train_command(argv: list[str]) -> Command:
             )
     elif preset is not None:
         flags = parser.parse_preset(preset) | flags
-    if flags.get("init_from") == "resume":  # as nanoGPT has it
-        raise UserError("init_from is 'resume'. To continue a run: --resume RUN_DIR")
+    if (init_from := flags.get("init_from")) in ("scratch", "resume"):  # as nanoGPT has it
+        raise UserError(
+            f"init_from is {init_from!r}. Leave it out for new weights; to go on with a run: "
+            "--resume RUN_DIR"
+        )
     if "data" in flags:
         flags["data"] = absolute_paths(flags["data"])
     if "init_from" in flags:

@@ -22,7 +22,6 @@ DEFAULT_FLOPS = 8.86e12  # of a run without --minutes
 GPU_FLOPS = 1.6e14  # the same on a GPU
 AVERAGE_EPOCHS = 6  # an average of the weights helps if the text is read at least so often
 MAX_EPOCHS = 24  # a larger network is better than reading the text more often
-WEIGHTS_EPOCHS = 8  # trained weights overfit sooner
 MAX_PARAMETERS_PER_CHAR = 14  # a larger network is no better
 OVERFITTING_THRESHOLD = 17  # of epochs √(parameters / characters): above it, regularize
 AVERAGE_COST = 4 / 3  # of a step in which the average reads the batch, too
@@ -68,7 +67,6 @@ def recipe(budget: Budget) -> dict[str, Any]:
     max_parameters = max(MAX_PARAMETERS_PER_CHAR * budget.train_chars, MIN_PARAMETERS)
     has_weights = budget.parameters > 0
     if has_weights:
-        max_chars = WEIGHTS_EPOCHS * budget.train_chars
         max_parameters = budget.parameters
     available_flops = max(budget.flops, 1.0)
     flops = min(available_flops, 6 * max_parameters * max_chars)
@@ -126,8 +124,8 @@ def recipe(budget: Budget) -> dict[str, Any]:
         "learning_rate": learning_rate,
         "ema_decay": 0.995 if has_average else 0.0,
         "train_temperature": round(temperature, 2),
-        # Weights that were trained without dropout are disturbed by it.
-        "dropout": 0.0 if has_weights else round(min(0.4, 0.13 * doublings), 1),
+        # More dropout would disturb weights that were trained without.
+        "dropout": round(min(0.1 if has_weights else 0.4, 0.13 * doublings), 1),
         "weight_decay": weight_decay,
         "compile": "on" if is_compiled else "auto",
     }

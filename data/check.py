@@ -19,6 +19,7 @@ MAX_NEW = 0.02
 # Lines are sorted if more than this share of adjacent ones is in order; by chance it is 0.5.
 MAX_IN_ORDER = 0.9
 MIN_LINES = 100
+START = r"^(?:[\W\d_]|(?<=\d)[tz](?![a-z]))+"  # what is not a letter, and the T and Z of 01T00:12Z
 # So many strings of the validation text are looked for in the training text.
 STRINGS, STRING_CHARS, MAX_FOUND = 200, 64, 0.05
 
@@ -60,7 +61,7 @@ def find_order(ids_N: np.ndarray, vocab: str) -> str:
     verse: shuffled, such lines are no harder to predict.
     """
     text = "".join(map(vocab.__getitem__, ids_N[:SAMPLE_CHARS].tolist()))
-    lines = [re.sub(r"^[\W\d_]+", "", line.casefold()) for line in text.splitlines()]
+    lines = [re.sub(START, "", line.casefold()) for line in text.splitlines()]
     lines = [line for line in lines if line]
     pairs = [(a, b) for a, b in itertools.pairwise(lines) if a != b]
     up = sum(a < b for a, b in pairs)

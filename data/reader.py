@@ -90,8 +90,9 @@ def read_file(file: Path, encoding: str) -> Iterator[str]:
     name, size = "standard input" if is_standard_input else file, 0
     repair = (
         "Convert a document or an archive to plain text. If the rest of a text is right, leave the "
-        f"wrong bytes out: iconv -f {encoding} -t utf-8 -c FILE > clean.txt. If all of it is in "
-        "another encoding, name that: --encoding cp1252 (utf-16, gb18030, ...)"
+        f"wrong bytes out: iconv -f {encoding} -t {encoding} -c FILE > clean.txt. If all of it is "
+        f"in another encoding (cp1252, utf-16): iconv -f cp1252 -t {encoding} FILE > clean.txt, or "
+        "train.py --encoding cp1252"
     )
     decoder = codecs.getincrementaldecoder(encoding)()
     try:

@@ -126,13 +126,12 @@ def resolve(name: str | None, which: str) -> Path:
     `which` is "best" or "last". Raises UserError if there is none at all.
     """
     if name is None:
-        files = [path for path in Path("runs").glob(f"*/{which}.pt") if path.is_file()]
+        names = ("best.pt", "last.pt")
+        files = [path for name in names for path in Path("runs").glob(f"*/{name}")]
+        files = [path for path in files if path.is_file()]
         if not files:
-            raise UserError(
-                f"no run under runs/ has a {which}.pt. Train with python train.py, or name a "
-                "checkpoint."
-            )
-        return max(files, key=os.path.getmtime)
+            raise UserError("there is no run under runs/. Train with python train.py, or name one.")
+        name = max(files, key=os.path.getmtime).parent
     return Path(name, f"{which}.pt") if os.path.isdir(name) else Path(name)
 
 

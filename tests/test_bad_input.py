@@ -75,6 +75,7 @@ CASES = [
     ("train.py --wandb_log=True", "unknown key 'wandb_log'", "TensorBoard"),
     ("train.py --zzzzzz 1", "unknown key 'zzzzzz'. See --help."),
     ("train.py --init_from=resume", "--resume RUN_DIR"),
+    ("train.py --init_from=scratch", "Leave it out"),
     ("sample.py --out_dir=runs/it", "unknown key 'out_dir'", "python sample.py RUN_DIR"),
     ("train.py --resume folder", "folder/last.pt cannot be read"),
     ("train.py --resume only_best", "only_best/last.pt cannot be read", "best.pt may be intact"),

@@ -730,6 +730,15 @@ def test_with_minutes_evaluations_take_a_quarter_of_the_time(tiny, monkeypatch, 
     assert len(steps) > 1
 
 
+def test_flags_of_a_resumed_run_are_kept_even_if_it_is_killed_at_once(tiny, monkeypatch):
+    with monkeypatch.context() as patch:
+        at_steps(patch, [3], lambda _: os.kill(os.getpid(), signal.SIGINT))
+        assert tiny("--max_iters=6 --out_dir=run") == 130
+    at_steps(monkeypatch, [0], lambda _: shutil.copytree("run", "killed"))
+    assert train.main(["--resume", "run", "--max_iters=9"]) == 0
+    assert checkpoint.load("killed/last.pt").config["max_iters"] == 9
+
+
 def test_a_run_in_a_folder_of_somebody_else_can_be_copied(trained_run, monkeypatch, capsys):
     monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
     assert train.main(["--resume", str(trained_run)]) == 2

@@ -53,7 +53,6 @@ def test_steps_take_the_computation_or_read_the_text_often_enough(budget):
     settings = recipe(replace(budget, minutes=0.0))
     step = flops(budget, settings | {"max_iters": 1})
     most = max(24 * budget.train_chars, 250_000)
-    most = 8 * budget.train_chars if budget.parameters else most
     chars_per_step = settings["batch_size"] * settings["block_size"]
     assert settings["max_iters"] == 1 or (
         flops(budget, settings) <= 1.001 * budget.flops and chars(settings) <= most
@@ -103,7 +102,7 @@ def test_trained_weights_read_as_many_characters_in_any_context(budget, paramete
     )
     assert some["batch_size"] * some["block_size"] == others["batch_size"] * others["block_size"]
     assert some["max_iters"] == others["max_iters"]
-    assert some["dropout"] == others["dropout"] == 0
+    assert some["dropout"] == others["dropout"] <= 0.1
 
 
 def test_a_gpu_gets_a_larger_network_and_larger_batches():

@@ -127,7 +127,9 @@ def test_sorted_lines_are_found(is_descending, line_end):
     assert said_of_lines(names, line_end) == []
 
 
-@pytest.mark.parametrize("start", ["2026-01-{:02} 09:{:02} - ", "[{:02}:{:02}] ", "{}:{} "])
+@pytest.mark.parametrize(
+    "start", ["2026-01-{:02} 09:{:02} - ", "[{:02}:{:02}] ", "{}:{} ", "2026-01-01T{:02}:{:02}Z "]
+)
 def test_what_stands_before_the_first_letter_of_a_line_is_no_order(start):
     """Dated messages, numbered verses."""
     rng = np.random.default_rng(0)

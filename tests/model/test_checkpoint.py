@@ -130,7 +130,8 @@ def test_weights_are_restored_without_a_detour_over_the_cpu():
 
 
 def test_the_newest_run_is_not_a_stray_file(elsewhere):
-    for i, name in enumerate(("runs/a/best.pt", "runs/b/best.pt", "runs/c/x.pt", "runs/best.pt")):
+    names = ("runs/a/best.pt", "runs/b/last.pt", "runs/c/x.pt", "runs/best.pt")
+    for i, name in enumerate(names):
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).touch()
         os.utime(name, (i, i))
