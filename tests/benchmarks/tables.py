@@ -1,0 +1,412 @@
+"""The tables of README and docs/ that show figures of runs.
+
+`python -m tests.benchmarks.tables run --texts FOLDER` makes the runs that are not in results.jsonl
+yet, two at a time with one thread each, and adds them. Run it again after an interruption. `time
+--nanogpt DIR` runs README's commands alone, one after the other, with all cores; nothing else may
+run. `write` puts the tables into the documents; a test checks that nobody edits them by hand.
+
+A run belongs to the newest commit that changed the code; those of older ones are made again. Losses
+are of float32. FOLDER has moby.txt (2701.txt of Project Gutenberg) and spanish.txt (the files of
+Debian's fortunes-es, joined in the order of their names). All other texts are the first characters
+of Tiny Shakespeare.
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, stdev
+
+import torch
+
+from configs.flags import make_config
+from configs.settings import TrainConfig
+from data.corpus import open_corpus
+from data.shakespeare import tiny_shakespeare
+from model import checkpoint
+from model.loss import evaluate
+from model.network import make_network
+from model.system.device import Machine
+from tests.benchmarks.convert import load_nanogpt
+from tests.benchmarks.peer import CPU_COMMAND, ROOT, nanogpt, quill
+
+RESULTS = Path(__file__).with_name("results.jsonl")
+CODE = ("train.py", "sample.py", "configs", "data", "model")
+# With the computation of the recipe's 791 steps, each of which costs 4/3 with the average
+UNREGULARIZED = "--ema_decay 0 --max_iters 1054 --learning_rate 7e-3 --dropout 0 "
+UNREGULARIZED += "--train_temperature 1 --weight_decay 0.5"
+ARTICLES = (
+    "--network gpt --n_layer 4 --n_head 4 --optimizer adamw --weight_decay 0.1 --warmup_iters 100 "
+    "--learning_rate 3e-3 --min_lr 3e-4 --max_iters 1100"
+)
+# What a copy of quill.py has instead of what
+EDITS = {
+    "no attention": ("self.dropout(self.attention(h_BTC, cos_TD, sin_TD, cache))", "0"),
+    "no positions": ("    cos_TD, sin_TD = cos_TD.to(x_BHTD.dtype)", "    return x_BHTD\n{}"),
+    "no token shift": ("        B, T, C = x_BTC.shape\n        sizes", "        return x_BTC\n{}"),
+    "GELU instead of ReLU²": ("relu_squared(self.fc(x_BTC))", "F.gelu(self.fc(x_BTC))"),
+    "no division by √d": ("causal=True, window=window)", "causal=True, window=window, scale=1.0)"),
+    "no mask": ("causal=True, window=window)", "causal=False)"),
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A training with each of the seeds; afterwards it may write texts."""
+
+    name: str
+    flags: str = ""
+    seeds: tuple[int, ...] = (1,)
+    text: str = ""  # "20": the first 20,000 characters of Tiny Shakespeare; "": all of it
+    base: str = ""  # the run whose model it starts from
+    temperatures: tuple[float, ...] = ()  # of texts that it writes
+    edit: str = ""  # of the network
+
+
+THREE = (1, 2, 3)
+RUNS = [
+    Run("moby", text="moby"),
+    Run("default", seeds=THREE, temperatures=(0, 0.8, 1.5)),
+    *(Run(f"{n} kB", text=str(n), seeds=THREE, temperatures=(0.8,)) for n in (20, 100, 300)),
+    *(Run(f"{n} kB from moby", text=str(n), seeds=THREE, base="moby") for n in (20, 100)),
+    Run("Spanish", text="spanish", seeds=THREE, temperatures=(0.8,)),
+    Run("Spanish, unregularized", UNREGULARIZED, text="spanish"),
+    *(Run(f"{n} steps", f"--max_iters {n}", temperatures=(0.8,)) for n in (1, 30, 100, 300)),
+    *(Run(f"rate {rate}", f"--learning_rate {rate}") for rate in ("1e-5", "1e-4", "0.1", "1")),
+    Run("20 kB, long", "--max_iters 474", text="20"),
+    Run("20 kB, long, 0.6", "--max_iters 474 --dropout 0.6", text="20"),
+    Run("20 kB, small", "--max_iters 474 --n_embd 64", text="20"),
+    Run("20 kB, dropout 0.6", "--dropout 0.6", text="20"),
+    Run("gpt", "--network gpt"),
+    Run("articles", ARTICLES),
+    Run("one head", "--n_head 1"),
+    *(Run(name, edit=name) for name in ("no division by √d", "no mask")),
+    *(
+        Run(name, edit=name, seeds=THREE)
+        for name in ("no attention", "no positions", "no token shift", "GELU instead of ReLU²")
+    ),
+    Run("AdamW", "--optimizer adamw", seeds=THREE),
+    Run("cosine decay to a tenth", "--min_lr 7e-4", seeds=THREE),
+]
+
+
+def commit() -> str:
+    """The newest commit that changed the code."""
+    command = ["git", "log", "-1", "--format=%h", "--", *CODE]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def cpu() -> str:
+    """The dtype that this CPU computes fast in."""
+    features = torch.cpu.get_capabilities()
+    return "AVX512-BF16" if features.get("avx512_bf16") else "AVX2"
+
+
+def stored() -> list[dict]:
+    """What has been measured."""
+    return [json.loads(line) for line in RESULTS.read_text("utf-8").splitlines()]
+
+
+def store(**row: object) -> None:
+    """Add a run."""
+    common = {"commit": commit(), "cpu": cpu(), "torch": torch.__version__}
+    with RESULTS.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(row | common, ensure_ascii=False) + "\n")
+
+
+# -------------------------------------------------------------------------------- Runs for losses
+def make_runs(texts: Path, workers: int) -> None:
+    """All runs of RUNS that are missing; models to start from come first."""
+    done = {(row["name"], row["seed"]) for row in stored() if row["commit"] == commit()}
+    missing = [(run, seed) for run in RUNS for seed in run.seeds if (run.name, seed) not in done]
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(workers) as pool:
+        code = Path(folder, "quill")
+        subprocess.run(["git", "clone", "-q", ROOT, code], check=True)
+        for n in (20, 100, 300):
+            text = tiny_shakespeare().read_text("utf-8")[: n * 1000]
+            Path(folder, f"{n}.txt").write_text(text, "utf-8")
+        for name, size in (("moby", None), ("spanish", 100_000)):
+            text = (texts / f"{name}.txt").read_text("utf-8")[:size]
+            Path(folder, f"{name}.txt").write_text(text, "utf-8")
+        network = code / "model/networks"
+        for i, (old, new) in enumerate(EDITS.values()):
+            source = (network / "quill.py").read_text("utf-8")
+            assert old in source, old
+            (network / f"edit{i}.py").write_text(source.replace(old, new.format(old)), "utf-8")
+        if any(run.base for run, _ in missing) and ("moby", 1) in done:
+            missing.insert(0, (RUNS[0], 1))  # its model is gone
+        first = [pair for pair in missing if pair[0].name == "moby"]
+        for pair in first:
+            make_run(Path(folder), *pair)
+        list(pool.map(lambda pair: make_run(Path(folder), *pair), missing[len(first) :]))
+
+
+def make_run(folder: Path, run: Run, seed: int) -> None:
+    """Train, write texts, store."""
+    out = folder / f"{run.name}, {seed}"
+    text = folder / f"{run.text}.txt" if run.text else tiny_shakespeare()
+    flags = [*run.flags.split(), "--data", text, "--seed", seed, "--dtype=float32"]
+    flags += ["--init_from", folder / f"{run.base}, 1"] if run.base else []
+    flags += [f"--network=edit{list(EDITS).index(run.edit)}"] if run.edit else []
+    output = call(folder, "train.py", "--out_dir", out, *flags)
+    summary = json.loads((out / "summary.json").read_text("utf-8"))
+    curve = re.findall(r"step +(\d+) +validation loss ([\d.]+)", output)
+    texts = {
+        f"{t:g}": call(folder, "sample.py", out, "--temperature", t, "--max_new_tokens=150")
+        for t in run.temperatures
+    }
+    store(
+        name=run.name,
+        seed=seed,
+        iters=summary["iters"],
+        best=summary["best_val_loss"],
+        best_step=summary["best_iter"],
+        last=summary["val_loss"],
+        curve=[(int(step), float(loss)) for step, loss in curve],
+        texts=texts,
+    )
+    print(f"{run.name}, seed {seed}: {summary['val_loss']:.4f}", flush=True)
+
+
+def call(folder: Path, *command: object) -> str:
+    """The output of a program of the clone, with one thread."""
+    return subprocess.run(
+        [sys.executable, *map(str, command)],
+        cwd=folder / "quill",
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+
+
+# ------------------------------------------------------------------------------------------ Times
+def make_times(nanogpt_dir: Path) -> None:
+    """README's commands and nanoGPT's, alone and one after the other."""
+    done = {(row["name"], row["seed"]) for row in stored() if row["commit"] == commit()}
+
+    def timed(name: str, seed: int, *flags: object, until: float = 0.0) -> None:
+        if (f"time: {name}", seed) not in done:
+            outcome = quill("--seed", seed, *flags, until=until)
+            loss = outcome.curve[-1][1]
+            store(name=f"time: {name}", seed=seed, seconds=outcome.wall, last=loss)
+            print(f"{name}, seed {seed}: {outcome.wall:.0f} s, {loss:.4f}", flush=True)
+
+    if ("time: nanoGPT", 1337) not in done:
+        theirs = nanogpt(nanogpt_dir, tiny_shakespeare(), *CPU_COMMAND, look=whole_split_loss)
+        store(name="time: nanoGPT", seed=1337, seconds=theirs.wall, last=theirs.looked)
+    theirs = next(row for row in stored()[::-1] if row["name"] == "time: nanoGPT")
+    for seed in THREE:
+        timed("default", seed)
+        timed("until nanoGPT's loss", seed, "--eval_interval", 25, until=theirs["last"])
+    timed("15 minutes", 1, "--minutes", 15)
+
+
+def whole_split_loss(folder: Path) -> float:
+    """The loss of nanoGPT's checkpoint over the whole validation split, in float32."""
+    data = folder / "data/shakespeare_char"
+    saved = load_nanogpt(folder / "out-shakespeare-char/ckpt.pt", data / "meta.pkl")
+    config = make_config(TrainConfig, saved.config)
+    model = make_network(config, len(saved.vocab))
+    checkpoint.restore(saved, model)
+    corpus = open_corpus(config, saved.vocab)
+    machine = Machine(torch.device("cpu"), torch.float32)
+    windows = corpus.eval_windows(config.block_size, machine.eval_batch_chars(len(saved.vocab)))
+    return evaluate(model, (corpus.gather_examples(*window) for window in windows), machine)
+
+
+# ----------------------------------------------------------------------------------------- Tables
+def rows(name: str) -> list[dict]:
+    """The newest run of each seed."""
+    newest = {row["seed"]: row for row in stored() if row["name"] == name}
+    return [newest[seed] for seed in sorted(newest)]
+
+
+def loss(name: str, key: str = "last") -> str:
+    """1.234, or the mean of several seeds and their standard deviation."""
+    losses = [row[key] for row in rows(name)]
+    spread = f" ± {stdev(losses):.3f}" if len(losses) > 1 else ""
+    return f"{mean(losses):.3f}{spread}"
+
+
+def best(name: str) -> str:
+    """The lowest loss, with its step if it is not the last."""
+    (row,) = rows(name)
+    step = "" if row["best_step"] == row["iters"] else f" (step {row['best_step']})"
+    return f"{row['best']:.3f}{step}"
+
+
+def written(name: str, temperature: str = "0.8") -> str:
+    """A line of what the first seed's model wrote: the first one of at least 40 characters."""
+    lines = [line for line in rows(name)[0]["texts"][temperature].splitlines() if len(line) >= 40]
+    line = (lines or rows(name)[0]["texts"][temperature].split("\n\n"))[0]
+    return "`" + " ".join(line.split())[:70].replace("`", "'").replace("|", "/") + "`"
+
+
+def table(*lines: tuple[str, ...]) -> str:
+    """Markdown; the first line is the head."""
+    head, *body = [f"| {' | '.join(line)} |" for line in lines]
+    return "\n".join([head, "|---" * len(lines[0]) + "|", *body]) + "\n"
+
+
+def results() -> str:
+    ours, theirs = rows("time: default"), rows("time: nanoGPT")[0]
+    until, long = rows("time: until nanoGPT's loss"), rows("time: 15 minutes")[0]
+    seconds = ", ".join(f"{row['seconds']:.0f}" for row in ours)
+    losses = ", ".join(f"{row['last']:.3f}" for row in ours)
+    return table(
+        ("command", "time", "loss"),
+        ("`python train.py`, seeds 1, 2, 3", f"{seconds} s", losses),
+        ("nanoGPT's CPU command", f"{theirs['seconds']:.0f} s", f"{theirs['last']:.3f}"),
+        ("Quill until that loss", ", ".join(f"{row['seconds']:.0f}" for row in until) + " s", ""),
+        (
+            "`python train.py --minutes 15 --seed 1`",
+            f"{long['seconds']:.0f} s",
+            f"{long['last']:.3f}",
+        ),
+    )
+
+
+def texts() -> str:
+    names = {"20 kB": "20 kB", "100 kB": "100 kB", "300 kB": "300 kB", "1.1 MB": "default"}
+    names["100 kB of Spanish"] = "Spanish"
+    lines = []
+    for title, name in names.items():
+        started = loss(f"{name} from moby", "best") if rows(f"{name} from moby") else ""
+        lines.append((title, f"{rows(name)[0]['iters']:,}", loss(name), started, written(name)))
+    return table(("text", "steps", "loss", "with `--init_from`, best", "it writes"), *lines)
+
+
+def overfitting() -> str:
+    command = f"without regularization, equal computation: `{UNREGULARIZED}`"
+    name = "Spanish, unregularized"
+    return table(
+        ("the Spanish text", "best", "last"),
+        (command, best(name), loss(name)),
+        ("`python train.py --data spanish.txt`", loss("Spanish", "best"), loss("Spanish")),
+    )
+
+
+def tries() -> str:
+    lines = {
+        "the recipe: 158 steps, dropout 0.4 (three seeds)": "20 kB",
+        "three times the steps, more dropout: `--max_iters 474 --dropout 0.6`": "20 kB, long, 0.6",
+        "three times the steps: `--max_iters 474`": "20 kB, long",
+        "three times the steps, a smaller network: `--max_iters 474 --n_embd 64`": "20 kB, small",
+        "the recipe's steps, more dropout: `--dropout 0.6`": "20 kB, dropout 0.6",
+        "`--init_from` a model of Moby Dick (three seeds)": "20 kB from moby",
+    }
+    return table(
+        ("20 kB", "best", "last"),
+        *(
+            (title, loss(name, "best") if len(rows(name)) > 1 else best(name), loss(name))
+            for title, name in lines.items()
+        ),
+    )
+
+
+def rates() -> str:
+    names = {"1e-5": "rate 1e-5", "1e-4": "rate 1e-4", "7e-3 (the default)": "default"}
+    names |= {"0.1": "rate 0.1", "1": "rate 1"}
+    return table(
+        ("`--learning_rate`", *names), ("loss", *(loss(name)[:5] for name in names.values()))
+    )
+
+
+def steps() -> str:
+    names = {n: f"{n} steps" for n in ("1", "30", "100", "300")} | {"1,100": "default"}
+    lines = ((n, loss(name)[:5], written(name)) for n, name in names.items())
+    return table(("steps", "loss", "text"), *lines)
+
+
+def temperatures() -> str:
+    titles = {"0": "0", "0.8": "0.8 (the default)", "1.5": "1.5"}
+    lines = ((title, written("default", t)) for t, title in titles.items())
+    return table(("temperature", "text of the default run"), *lines)
+
+
+def exercises() -> str:
+    lines = {
+        "nothing": "default",
+        "`scale=1.0` in the call of `attend`: no division by √d": "no division by √d",
+        "`--n_head 1`: one head instead of two": "one head",
+        "`causal=False` in the call of `attend`: no mask": "no mask",
+    }
+    return table(("change", "loss"), *((title, loss(name)) for title, name in lines.items()))
+
+
+def ideas() -> str:
+    names = ["no token shift", "no attention", "no positions", "AdamW", "cosine decay to a tenth"]
+    names.append("GELU instead of ReLU²")
+    ours = mean(row["last"] for row in rows("default"))
+    lines = [("none", loss("default"), "")]
+    for name in names:
+        worse = mean(row["last"] for row in rows(name)) - ours
+        lines.append((name, loss(name), f"{worse:+.3f}"))
+    return table(("change", "loss", "difference"), *lines)
+
+
+def textbook() -> str:
+    return table(
+        ("command", "step 275", "end"),
+        *(
+            (title, f"{rows(name)[0]['curve'][0][1]:.3f}", f"{rows(name)[0]['last']:.3f}")
+            for title, name in {
+                "`python train.py --network gpt`": "gpt",
+                "the network and recipe of the articles": "articles",
+                "`python train.py`": "default",
+            }.items()
+        ),
+    )
+
+
+TABLES = (
+    results,
+    texts,
+    overfitting,
+    tries,
+    rates,
+    steps,
+    temperatures,
+    exercises,
+    ideas,
+    textbook,
+)
+
+
+def fill(document: str) -> str:
+    """The document with new tables between its markers."""
+    by_name = {function.__name__: function for function in TABLES}
+    return re.sub(
+        r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)",
+        lambda match: match[1] + by_name[match[2]]() + match[3],
+        document,
+        flags=re.S,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("task", choices=("run", "time", "write"))
+    parser.add_argument("--texts", type=Path, help="the folder of moby.txt and spanish.txt")
+    parser.add_argument("--nanogpt", type=Path, help="a clone of karpathy/nanoGPT")
+    parser.add_argument("--workers", type=int, default=2)
+    args = parser.parse_args()
+    if args.task == "run":
+        make_runs(args.texts, args.workers)
+    if args.task == "time":
+        make_times(args.nanogpt)
+    if args.task == "write":
+        for document in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+            document.write_text(fill(document.read_text("utf-8")), "utf-8")
+
+
+if __name__ == "__main__":
+    main()
