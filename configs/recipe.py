@@ -1,7 +1,8 @@
 """The recipe: the settings that follow from a text's length and the amount of computation.
 
 No flag is an input, except --minutes, --device, --init_from and those that choose the text: a flag
-replaces one setting and leaves the others as they are.
+replaces one setting and leaves the others as they are. (With --minutes, the speed is measured in
+the run's dtype.)
 
 It was fitted on two CPU cores to texts in four languages: 30,000 to 300,000 characters (one to five
 minutes), up to 900,000 (one minute) and a million (one to fifteen minutes; docs/experiments.md,

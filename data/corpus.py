@@ -56,7 +56,7 @@ class Corpus:
     @property
     def new_characters(self) -> str:
         """Those that the checkpoint, whose vocabulary `tokenizer` extends, does not know."""
-        return list_some(self.tokenizer.vocab[self.known_chars :]) or "none"
+        return list_some(self.tokenizer.vocab[self.known_chars :])
 
     def eval_chars(self, block_size: int) -> int:
         """How many characters an evaluation predicts."""

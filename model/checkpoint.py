@@ -37,8 +37,8 @@ class Checkpoint:
     config: dict[str, Any] = field(default_factory=dict)  # what has a value, without out_dir
     vocab: str = ""
     data_sha256: str = ""
-    model: dict[str, Tensor] = field(default_factory=dict)  # state dict of what one uses
-    trained: dict[str, Tensor] = field(default_factory=dict)  # if that is an average, of what
+    model: dict[str, Tensor] = field(default_factory=dict)  # state dict; of the average, if any
+    trained: dict[str, Tensor] = field(default_factory=dict)  # then that of the trained network
     optimizers: list[dict[str, Any]] = field(default_factory=list)  # state dicts
     scaler: dict[str, Any] = field(default_factory=dict)  # state dict
     step: int = 0  # optimizer steps done

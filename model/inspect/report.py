@@ -40,7 +40,8 @@ def print_header(
     lines += [f"warning: {sentence}" for sentence in corpus.warnings]
     if config.init_from is not None:
         lines.append(f"init    {config.init_from}")
-        lines.append(f"        characters that it has never seen: {corpus.new_characters}")
+        if corpus.new_characters:
+            lines.append(f"        characters that it has never seen: {corpus.new_characters}")
     lines += [
         f"model   {config.network}, {config.n_layer} blocks, {count_heads(config)} heads, "
         f"{config.n_embd} channels: {count_parameters(model):,} parameters",
