@@ -111,7 +111,8 @@ def cpu() -> str:
 
 def stored() -> list[dict]:
     """What has been measured."""
-    return [json.loads(line) for line in RESULTS.read_text("utf-8").splitlines()]
+    lines = RESULTS.read_text("utf-8").splitlines() if RESULTS.exists() else []
+    return [json.loads(line) for line in lines]
 
 
 def store(**row: object) -> None:
