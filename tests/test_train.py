@@ -33,7 +33,7 @@ from model.loss import evaluate, training_loss
 from model.network import make_network
 from model.networks.quill import GPT
 from model.optim import make_optimizers
-from model.system.device import Machine, seed_all
+from model.system.device import Machine, choose_dtype, seed_all
 from tests.conftest import LINES, TINY, curve, summary
 
 STEPS = "--max_iters=16 --eval_interval=8 --log_interval=1"
@@ -493,6 +493,34 @@ def test_the_average_is_that_of_the_weights_and_is_learned_from(tiny, text_file,
     for name, expected in zip(names, average, strict=True):
         torch.testing.assert_close(saved.model[name], expected.detach())
     assert not checkpoint.load("without/last.pt").trained
+
+    model.load_state_dict(saved.model)
+    corpus = open_corpus(DataConfig((str(text_file),)))
+    cpu = torch.device("cpu")
+    machine = Machine(cpu, choose_dtype("auto", cpu))
+    windows = corpus.eval_windows(16, machine.eval_batch_chars(len(saved.vocab)))
+    loss = evaluate(model, (corpus.gather_examples(*window) for window in windows), machine)
+    assert saved.val_loss == pytest.approx(loss, abs=1e-6)
+
+
+def test_the_average_predicts_without_dropout(tiny, edit_network, monkeypatch):
+    monkeypatch.setattr(train, "AVERAGE_FROM", 3)
+    line = "x_BTC = norm(self.embedding(ids_BT))"
+    counts = f"MODES.append(self.training)\n        {line}"
+    edit_network("quill", {"class GPT(": "MODES = []\n\n\nclass GPT(", line: counts})
+    assert tiny(f"{STEPS} --network=mine --dropout=0.2 --ema_decay=0.8 --out_dir=run") == 0
+    assert sys.modules["model.networks.mine"].MODES.count(True) == 16  # once in each step
+
+
+def test_half_of_the_loss_is_that_of_the_averages_predictions():
+    z_BTV, a_BTV = torch.randn(2, 2, 3, 5, requires_grad=True)
+    y_BT = torch.tensor([[0, 1, 2], [3, 4, 0]])
+    log_p_BTV, q_BTV = (z_BTV / 0.7).log_softmax(-1), (a_BTV / 0.7).softmax(-1)
+    of_text = -log_p_BTV.gather(-1, y_BT[..., None]).mean()
+    of_average = -(q_BTV * log_p_BTV).sum(-1).mean()
+    loss = training_loss(z_BTV, y_BT, 0.7, a_BTV)
+    torch.testing.assert_close(loss, (of_text + of_average) / 2)
+    assert torch.autograd.grad(loss, a_BTV, allow_unused=True) == (None,)
 
 
 @pytest.mark.parametrize("flags", ["", " --gradient_accumulation_steps=2"])
