@@ -25,15 +25,8 @@ from statistics import mean, stdev
 
 import torch
 
-from configs.flags import make_config
-from configs.settings import TrainConfig
-from data.corpus import open_corpus
 from data.shakespeare import tiny_shakespeare
-from model import checkpoint
-from model.loss import evaluate
-from model.network import make_network
-from model.system.device import Machine
-from tests.benchmarks.convert import load_nanogpt
+from tests.benchmarks.minute import whole_split_loss
 from tests.benchmarks.peer import CPU_COMMAND, ROOT, nanogpt, quill
 
 RESULTS = Path(__file__).with_name("results.jsonl")
@@ -208,19 +201,6 @@ def make_times(nanogpt_dir: Path) -> None:
         timed("default", seed)
         timed("until nanoGPT's loss", seed, "--eval_interval", 25, until=theirs["last"])
     timed("15 minutes", 1, "--minutes", 15)
-
-
-def whole_split_loss(folder: Path) -> float:
-    """The loss of nanoGPT's checkpoint over the whole validation split, in float32."""
-    data = folder / "data/shakespeare_char"
-    saved = load_nanogpt(folder / "out-shakespeare-char/ckpt.pt", data / "meta.pkl")
-    config = make_config(TrainConfig, saved.config)
-    model = make_network(config, len(saved.vocab))
-    checkpoint.restore(saved, model)
-    corpus = open_corpus(config, saved.vocab)
-    machine = Machine(torch.device("cpu"), torch.float32)
-    windows = corpus.eval_windows(config.block_size, machine.eval_batch_chars(len(saved.vocab)))
-    return evaluate(model, (corpus.gather_examples(*window) for window in windows), machine)
 
 
 # ----------------------------------------------------------------------------------------- Tables
