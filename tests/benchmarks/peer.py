@@ -59,12 +59,18 @@ def to_flag(key: str, value: object) -> str:
     return f"--{'' if value else 'no-'}{key}" if isinstance(value, bool) else f"--{key}={value}"
 
 
-def quill(*flags: object, until: float = 0.0) -> Outcome:
-    """`python train.py` with these flags and an empty compile cache, until a validation loss."""
+def quill(
+    *flags: object, until: float = 0.0, look: Callable[[Path], object] | None = None
+) -> Outcome:
+    """`python train.py` with these flags and an empty compile cache, until a validation loss.
+
+    `look` is called with the run's directory afterwards.
+    """
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "train.py", *map(str, flags), "--out_dir", f"{folder}/run"]
         outcome = _run(command, ROOT, r"validation loss ([\d.]+)", f"{folder}/cache", until)
         outcome.summary = json.loads(Path(folder, "run/summary.json").read_text())
+        outcome.looked = look(Path(folder, "run")) if look else None
         return outcome
 
 

@@ -1,14 +1,19 @@
 """The tables of README and docs/ that show figures of runs.
 
 `python -m tests.benchmarks.tables run --texts FOLDER` makes the runs that are not in results.jsonl
-yet, two at a time with one thread each, and adds them. Run it again after an interruption. `time
---nanogpt DIR` runs README's commands alone, one after the other, with all cores; nothing else may
-run. `write` puts the tables into the documents; a test checks that nobody edits them by hand.
+yet, two at a time with one thread each, in float32. Run it again after an interruption. `time
+--nanogpt DIR` runs README's commands and nanoGPT's one after the other, with all cores; nothing
+else may run. `write` puts the tables into the documents and draws their pictures; a test checks
+that nobody edits the tables by hand.
 
-A run belongs to the newest commit that changed the code; those of older ones are made again. Losses
-are of float32. FOLDER has moby.txt (2701.txt of Project Gutenberg) and spanish.txt (the files of
-Debian's fortunes-es, joined in the order of their names). All other texts are the first characters
-of Tiny Shakespeare.
+A run belongs to the newest commit that changed the code; those of older ones are made again. On a
+CPU with AVX512-BF16, `time` runs twice: as it is, and as a CPU with AVX2 (ATEN_CPU_CAPABILITY=avx2
+ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2). The default runs of the latter are those of
+all tables.
+
+FOLDER has moby.txt (2701.txt of Project Gutenberg) and spanish.txt (the files of Debian's
+fortunes-es, joined in the order of their names). DIR is a clone of karpathy/nanoGPT (its prepare.py
+needs `pip install requests`). All other texts are the first characters of Tiny Shakespeare.
 """
 
 import argparse
@@ -25,8 +30,16 @@ from statistics import mean, stdev
 
 import torch
 
+from configs.flags import make_config
+from configs.settings import TrainConfig
+from data.corpus import open_corpus
 from data.shakespeare import tiny_shakespeare
-from tests.benchmarks.minute import whole_split_loss
+from model import checkpoint
+from model.loss import evaluate
+from model.network import make_network
+from model.system.device import Machine
+from tests.benchmarks.chart import read_losses
+from tests.benchmarks.convert import load_nanogpt
 from tests.benchmarks.peer import CPU_COMMAND, ROOT, nanogpt, quill
 
 RESULTS = Path(__file__).with_name("results.jsonl")
@@ -43,7 +56,6 @@ EDITS = {
     "no attention": ("self.dropout(self.attention(h_BTC, cos_TD, sin_TD, cache))", "0"),
     "no positions": ("    cos_TD, sin_TD = cos_TD.to(x_BHTD.dtype)", "    return x_BHTD\n{}"),
     "no token shift": ("        B, T, C = x_BTC.shape\n        sizes", "        return x_BTC\n{}"),
-    "GELU instead of ReLU²": ("relu_squared(self.fc(x_BTC))", "F.gelu(self.fc(x_BTC))"),
     "no division by √d": ("causal=True, window=window)", "causal=True, window=window, scale=1.0)"),
     "no mask": ("causal=True, window=window)", "causal=False)"),
 }
@@ -63,9 +75,10 @@ class Run:
 
 
 THREE = (1, 2, 3)
+DEFAULT = "default, AVX2"  # made by `time`
+DEFAULT_TEMPERATURES = (0, 0.8, 1.5)
 RUNS = [
     Run("moby", text="moby"),
-    Run("default", seeds=THREE, temperatures=(0, 0.8, 1.5)),
     *(Run(f"{n} kB", text=str(n), seeds=THREE, temperatures=(0.8,)) for n in (20, 100, 300)),
     *(Run(f"{n} kB from moby", text=str(n), seeds=THREE, base="moby") for n in (20, 100)),
     Run("Spanish", text="spanish", seeds=THREE, temperatures=(0.8,)),
@@ -82,7 +95,7 @@ RUNS = [
     *(Run(name, edit=name) for name in ("no division by √d", "no mask")),
     *(
         Run(name, edit=name, seeds=THREE)
-        for name in ("no attention", "no positions", "no token shift", "GELU instead of ReLU²")
+        for name in ("no attention", "no positions", "no token shift")
     ),
     Run("AdamW", "--optimizer adamw", seeds=THREE),
     Run("cosine decay to a tenth", "--min_lr 7e-4", seeds=THREE),
@@ -97,9 +110,10 @@ def commit() -> str:
 
 
 def cpu() -> str:
-    """The dtype that this CPU computes fast in."""
-    features = torch.cpu.get_capabilities()
-    return "AVX512-BF16" if features.get("avx512_bf16") else "AVX2"
+    """The instructions of this CPU, or those that ATEN_CPU_CAPABILITY leaves it."""
+    if torch.backends.cpu.get_cpu_capability() == "AVX2":
+        return "AVX2"
+    return "AVX512-BF16" if torch.cpu.get_capabilities().get("avx512_bf16") else "AVX512"
 
 
 def stored() -> list[dict]:
@@ -115,31 +129,75 @@ def store(**row: object) -> None:
         file.write(json.dumps(row | common, ensure_ascii=False) + "\n")
 
 
+def done() -> set[tuple[str, int]]:
+    """Name and seed of each run of this code that has been measured."""
+    return {(row["name"], row["seed"]) for row in stored() if row["commit"] == commit()}
+
+
+def write_texts(folder: Path, texts: Path | None = None) -> None:
+    """The beginnings of Tiny Shakespeare as 20.txt and so on; those of `texts`."""
+    for n in (20, 100, 300):
+        text = tiny_shakespeare().read_text("utf-8")[: n * 1000]
+        (folder / f"{n}.txt").write_text(text, "utf-8")
+    for name, size in (("moby", None), ("spanish", 100_000)) if texts else ():
+        text = (texts / f"{name}.txt").read_text("utf-8")[:size]
+        (folder / f"{name}.txt").write_text(text, "utf-8")
+
+
+def measured(out: Path, temperatures: tuple[float, ...], root: Path = ROOT) -> dict:
+    """The losses of a finished run, and what its model writes."""
+    summary = json.loads((out / "summary.json").read_text("utf-8"))
+    training = read_losses(out / "train")
+    fifths = [training[max(0, i - 4) : i + 1] for i in range(len(training))]
+    return {
+        "iters": summary["iters"],
+        "best": summary["best_val_loss"],
+        "best_step": summary["best_iter"],
+        "last": summary["val_loss"],
+        "curve": [(step, round(loss, 4)) for step, loss in read_losses(out / "val")],
+        # Each point is the mean of the latest five
+        "training": [(part[-1][0], round(mean(y for _, y in part), 3)) for part in fifths],
+        "texts": {
+            f"{t:g}": call(root, "sample.py", out, "--temperature", t, "--max_new_tokens=150")
+            for t in temperatures
+        },
+    }
+
+
+def call(root: Path, *command: object) -> str:
+    """The output of a program of the clone, with one thread."""
+    return subprocess.run(
+        [sys.executable, *map(str, command)],
+        cwd=root,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+
+
 # -------------------------------------------------------------------------------- Runs for losses
 def make_runs(texts: Path, workers: int) -> None:
-    """All runs of RUNS that are missing; models to start from come first."""
-    done = {(row["name"], row["seed"]) for row in stored() if row["commit"] == commit()}
-    missing = [(run, seed) for run in RUNS for seed in run.seeds if (run.name, seed) not in done]
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(workers) as pool:
-        code = Path(folder, "quill")
-        subprocess.run(["git", "clone", "-q", ROOT, code], check=True)
-        for n in (20, 100, 300):
-            text = tiny_shakespeare().read_text("utf-8")[: n * 1000]
-            Path(folder, f"{n}.txt").write_text(text, "utf-8")
-        for name, size in (("moby", None), ("spanish", 100_000)):
-            text = (texts / f"{name}.txt").read_text("utf-8")[:size]
-            Path(folder, f"{name}.txt").write_text(text, "utf-8")
-        network = code / "model/networks"
+    """All runs of RUNS that are missing; those that start from another's model come last."""
+    finished = done()
+    missing = [
+        (run, seed) for run in RUNS for seed in run.seeds if (run.name, seed) not in finished
+    ]
+    first = [pair for pair in missing if not pair[0].base]
+    last = [pair for pair in missing if pair[0].base]
+    if last and (RUNS[0], 1) not in first:
+        first.append((RUNS[0], 1))  # its model is gone
+    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(workers) as pool:
+        folder = Path(name)
+        subprocess.run(["git", "clone", "-q", ROOT, folder / "quill"], check=True)
+        write_texts(folder, texts)
+        networks = folder / "quill/model/networks"
         for i, (old, new) in enumerate(EDITS.values()):
-            source = (network / "quill.py").read_text("utf-8")
+            source = (networks / "quill.py").read_text("utf-8")
             assert old in source, old
-            (network / f"edit{i}.py").write_text(source.replace(old, new.format(old)), "utf-8")
-        if any(run.base for run, _ in missing) and ("moby", 1) in done:
-            missing.insert(0, (RUNS[0], 1))  # its model is gone
-        first = [pair for pair in missing if pair[0].name == "moby"]
-        for pair in first:
-            make_run(Path(folder), *pair)
-        list(pool.map(lambda pair: make_run(Path(folder), *pair), missing[len(first) :]))
+            (networks / f"edit{i}.py").write_text(source.replace(old, new.format(old)), "utf-8")
+        for pairs in (first, last):
+            list(pool.map(lambda pair: make_run(folder, *pair), pairs))
 
 
 def make_run(folder: Path, run: Run, seed: int) -> None:
@@ -149,58 +207,59 @@ def make_run(folder: Path, run: Run, seed: int) -> None:
     flags = [*run.flags.split(), "--data", text, "--seed", seed, "--dtype=float32"]
     flags += ["--init_from", folder / f"{run.base}, 1"] if run.base else []
     flags += [f"--network=edit{list(EDITS).index(run.edit)}"] if run.edit else []
-    output = call(folder, "train.py", "--out_dir", out, *flags)
-    summary = json.loads((out / "summary.json").read_text("utf-8"))
-    curve = re.findall(r"step +(\d+) +validation loss ([\d.]+)", output)
-    texts = {
-        f"{t:g}": call(folder, "sample.py", out, "--temperature", t, "--max_new_tokens=150")
-        for t in run.temperatures
-    }
-    store(
-        name=run.name,
-        seed=seed,
-        iters=summary["iters"],
-        best=summary["best_val_loss"],
-        best_step=summary["best_iter"],
-        last=summary["val_loss"],
-        curve=[(int(step), float(loss)) for step, loss in curve],
-        texts=texts,
-    )
-    print(f"{run.name}, seed {seed}: {summary['val_loss']:.4f}", flush=True)
-
-
-def call(folder: Path, *command: object) -> str:
-    """The output of a program of the clone, with one thread."""
-    return subprocess.run(
-        [sys.executable, *map(str, command)],
-        cwd=folder / "quill",
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    call(folder / "quill", "train.py", "--out_dir", out, *flags)
+    row = measured(out, run.temperatures, folder / "quill")
+    store(name=run.name, seed=seed, **row)
+    print(f"{run.name}, seed {seed}: {row['last']:.4f}", flush=True)
 
 
 # ------------------------------------------------------------------------------------------ Times
 def make_times(nanogpt_dir: Path) -> None:
-    """README's commands and nanoGPT's, alone and one after the other."""
-    done = {(row["name"], row["seed"]) for row in stored() if row["commit"] == commit()}
+    """README's commands and nanoGPT's; times are of whole processes, evaluations included."""
+    finished = done()
+    dtype = ("--dtype=float32",) if cpu() == "AVX2" else ()
 
     def timed(name: str, seed: int, *flags: object, until: float = 0.0) -> None:
-        if (f"time: {name}", seed) not in done:
-            outcome = quill("--seed", seed, *flags, until=until)
-            loss = outcome.curve[-1][1]
-            store(name=f"time: {name}", seed=seed, seconds=outcome.wall, last=loss)
-            print(f"{name}, seed {seed}: {outcome.wall:.0f} s, {loss:.4f}", flush=True)
+        name = f"{name}, {cpu()}"
+        if (name, seed) in finished:
+            return
+        temperatures = DEFAULT_TEMPERATURES if name == DEFAULT else ()
+        look = None if until else lambda out: measured(out, temperatures)
+        outcome = quill("--seed", seed, *dtype, *flags, until=until, look=look)
+        seconds, loss = outcome.curve[-1]
+        row = outcome.looked or {"last": loss}
+        store(name=name, seed=seed, seconds=seconds if until else outcome.wall, **row)
+        print(f"{name}, seed {seed}: {seconds:.0f} s, {loss:.4f}", flush=True)
 
-    if ("time: nanoGPT", 1337) not in done:
+    name = f"nanoGPT, {cpu()}"
+    if (name, 1337) not in finished:
         theirs = nanogpt(nanogpt_dir, tiny_shakespeare(), *CPU_COMMAND, look=whole_split_loss)
-        store(name="time: nanoGPT", seed=1337, seconds=theirs.wall, last=theirs.looked)
-    theirs = next(row for row in stored()[::-1] if row["name"] == "time: nanoGPT")
+        store(name=name, seed=1337, seconds=theirs.wall, last=theirs.looked)
+        print(f"{name}: {theirs.wall:.0f} s, {theirs.looked:.4f}", flush=True)
+    theirs = rows(name)[0]["last"]
     for seed in THREE:
         timed("default", seed)
-        timed("until nanoGPT's loss", seed, "--eval_interval", 25, until=theirs["last"])
-    timed("15 minutes", 1, "--minutes", 15)
+        timed("until nanoGPT's loss", seed, "--eval_interval", 25, until=theirs)
+    if cpu() == "AVX2":
+        with tempfile.TemporaryDirectory() as folder:
+            write_texts(Path(folder))
+            for n in (20, 100, 300):
+                timed(f"{n} kB", 1, "--data", Path(folder, f"{n}.txt"))
+    else:
+        timed("15 minutes", 1, "--minutes", 15)
+
+
+def whole_split_loss(folder: Path) -> float:
+    """The loss of nanoGPT's checkpoint over the whole validation split, in float32."""
+    data = folder / "data/shakespeare_char"
+    saved = load_nanogpt(folder / "out-shakespeare-char/ckpt.pt", data / "meta.pkl")
+    config = make_config(TrainConfig, saved.config)
+    model = make_network(config, len(saved.vocab))
+    checkpoint.restore(saved, model)
+    corpus = open_corpus(config, saved.vocab)
+    machine = Machine(torch.device("cpu"), torch.float32)
+    windows = corpus.eval_windows(config.block_size, machine.eval_batch_chars(len(saved.vocab)))
+    return evaluate(model, (corpus.gather_examples(*window) for window in windows), machine)
 
 
 # ----------------------------------------------------------------------------------------- Tables
