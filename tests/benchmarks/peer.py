@@ -1,9 +1,4 @@
-"""Run Quill and nanoGPT as processes and time them from outside; shared by the benchmarks.
-
-Run a benchmark with nothing else running: `python -m tests.benchmarks.minute --nanogpt DIR`. DIR is
-a clone of karpathy/nanoGPT (its prepare.py needs `pip install requests`). Without it, only Quill
-runs.
-"""
+"""Run Quill and nanoGPT as processes and time them from outside; shared by the benchmarks."""
 
 import argparse
 import json
@@ -39,15 +34,10 @@ class Outcome:
     summary: dict = field(default_factory=dict)  # Quill's summary.json
     looked: object = None  # what `look` returned
 
-    def seconds_to(self, loss: float) -> float:
-        """From the start of the process to the first validation loss that low; else infinity."""
-        return next((seconds for seconds, reached in self.curve if reached <= loss), float("inf"))
-
 
 def arguments(**defaults: object) -> argparse.Namespace:
-    """The command line: --nanogpt, --seeds, and the benchmark's own options with their defaults."""
+    """The command line: --seeds, and the benchmark's own options with their defaults."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--nanogpt", type=Path, help="a clone of karpathy/nanoGPT")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     for name, value in defaults.items():
         parser.add_argument(f"--{name}", default=value)

@@ -38,7 +38,7 @@ from model import checkpoint
 from model.loss import evaluate
 from model.network import make_network
 from model.system.device import Machine
-from tests.benchmarks.chart import read_losses
+from tests.benchmarks.chart import draw_svg, read_losses
 from tests.benchmarks.convert import load_nanogpt
 from tests.benchmarks.peer import CPU_COMMAND, ROOT, nanogpt, quill
 
@@ -269,11 +269,11 @@ def rows(name: str) -> list[dict]:
     return [newest[seed] for seed in sorted(newest)]
 
 
-def loss(name: str, key: str = "last") -> str:
-    """1.234, or the mean of several seeds and their standard deviation."""
+def loss(name: str, key: str = "last", digits: int = 3) -> str:
+    """1.234, or the mean of several seeds and their standard deviation; with 2 digits only 1.23."""
     losses = [row[key] for row in rows(name)]
-    spread = f" ± {stdev(losses):.3f}" if len(losses) > 1 else ""
-    return f"{mean(losses):.3f}{spread}"
+    spread = f" ± {stdev(losses):.3f}" if len(losses) > 1 and digits > 2 else ""
+    return f"{mean(losses):.{digits}f}{spread}"
 
 
 def best(name: str) -> str:
@@ -296,31 +296,57 @@ def table(*lines: tuple[str, ...]) -> str:
     return "\n".join([head, "|---" * len(lines[0]) + "|", *body]) + "\n"
 
 
+def times(name: str) -> str:
+    """Seconds of each seed."""
+    return ", ".join(f"{row['seconds']:.0f}" for row in rows(name)) + " s"
+
+
+def losses(name: str) -> str:
+    """The last loss of each seed."""
+    return ", ".join(f"{row['last']:.3f}" for row in rows(name))
+
+
 def results() -> str:
-    ours, theirs = rows("time: default"), rows("time: nanoGPT")[0]
-    until, long = rows("time: until nanoGPT's loss"), rows("time: 15 minutes")[0]
-    seconds = ", ".join(f"{row['seconds']:.0f}" for row in ours)
-    losses = ", ".join(f"{row['last']:.3f}" for row in ours)
-    return table(
-        ("command", "time", "loss"),
-        ("`python train.py`, seeds 1, 2, 3", f"{seconds} s", losses),
-        ("nanoGPT's CPU command", f"{theirs['seconds']:.0f} s", f"{theirs['last']:.3f}"),
-        ("Quill until that loss", ", ".join(f"{row['seconds']:.0f}" for row in until) + " s", ""),
-        (
-            "`python train.py --minutes 15 --seed 1`",
-            f"{long['seconds']:.0f} s",
-            f"{long['last']:.3f}",
-        ),
-    )
+    titles = {
+        "`python train.py`, seeds 1, 2, 3": "default",
+        "nanoGPT's CPU command": "nanoGPT",
+        "Quill until that loss, seeds 1, 2, 3": "until nanoGPT's loss",
+        "`python train.py --minutes 15 --seed 1`": "15 minutes",
+    }
+    lines = []
+    for title, name in titles.items():
+        line = [title]
+        for cpu in ("AVX2", "AVX512-BF16"):
+            run = f"{name}, {cpu}"
+            line += (times(run), losses(run)) if rows(run) else ("", "")
+        lines.append(line)
+    return table(("command", "AVX2", "loss", "AVX512-BF16", "loss"), *lines)
+
+
+SHAKESPEARE = {"20 kB": "20 kB", "100 kB": "100 kB", "300 kB": "300 kB", "1.1 MB": DEFAULT}
+
+
+def started(name: str, digits: int = 3) -> str:
+    """The best loss with --init_from, if there are such runs."""
+    name = f"{name} from moby"
+    return loss(name, "best", digits) if rows(name) else ""
+
+
+def own_text() -> str:
+    lines = []
+    for title, name in SHAKESPEARE.items():
+        timed = rows(DEFAULT if name == DEFAULT else f"{name}, AVX2")
+        seconds = mean(row["seconds"] for row in timed)
+        lines.append((title, f"{seconds:.0f} s", loss(name, digits=2), started(name, digits=2)))
+    return table(("text", "time", "loss", "with `--init_from`"), *lines)
 
 
 def texts() -> str:
-    names = {"20 kB": "20 kB", "100 kB": "100 kB", "300 kB": "300 kB", "1.1 MB": "default"}
-    names["100 kB of Spanish"] = "Spanish"
-    lines = []
-    for title, name in names.items():
-        started = loss(f"{name} from moby", "best") if rows(f"{name} from moby") else ""
-        lines.append((title, f"{rows(name)[0]['iters']:,}", loss(name), started, written(name)))
+    names = SHAKESPEARE | {"100 kB of Spanish": "Spanish"}
+    lines = (
+        (title, f"{rows(name)[0]['iters']:,}", loss(name), started(name), written(name))
+        for title, name in names.items()
+    )
     return table(("text", "steps", "loss", "with `--init_from`, best", "it writes"), *lines)
 
 
@@ -352,29 +378,36 @@ def tries() -> str:
     )
 
 
+RATES = {
+    "1e-5": "rate 1e-5",
+    "1e-4": "rate 1e-4",
+    "7e-3 (the default)": DEFAULT,
+    "0.1": "rate 0.1",
+    "1": "rate 1",
+}
+
+
 def rates() -> str:
-    names = {"1e-5": "rate 1e-5", "1e-4": "rate 1e-4", "7e-3 (the default)": "default"}
-    names |= {"0.1": "rate 0.1", "1": "rate 1"}
     return table(
-        ("`--learning_rate`", *names), ("loss", *(loss(name)[:5] for name in names.values()))
+        ("`--learning_rate`", *RATES), ("loss", *(loss(name)[:5] for name in RATES.values()))
     )
 
 
 def steps() -> str:
-    names = {n: f"{n} steps" for n in ("1", "30", "100", "300")} | {"1,100": "default"}
+    names = {n: f"{n} steps" for n in ("1", "30", "100", "300")} | {"1,100": DEFAULT}
     lines = ((n, loss(name)[:5], written(name)) for n, name in names.items())
     return table(("steps", "loss", "text"), *lines)
 
 
 def temperatures() -> str:
     titles = {"0": "0", "0.8": "0.8 (the default)", "1.5": "1.5"}
-    lines = ((title, written("default", t)) for t, title in titles.items())
+    lines = ((title, written(DEFAULT, t)) for t, title in titles.items())
     return table(("temperature", "text of the default run"), *lines)
 
 
 def exercises() -> str:
     lines = {
-        "nothing": "default",
+        "nothing": DEFAULT,
         "`scale=1.0` in the call of `attend`: no division by √d": "no division by √d",
         "`--n_head 1`: one head instead of two": "one head",
         "`causal=False` in the call of `attend`: no mask": "no mask",
@@ -383,10 +416,9 @@ def exercises() -> str:
 
 
 def ideas() -> str:
-    names = ["no token shift", "no attention", "no positions", "AdamW", "cosine decay to a tenth"]
-    names.append("GELU instead of ReLU²")
-    ours = mean(row["last"] for row in rows("default"))
-    lines = [("none", loss("default"), "")]
+    names = ("no token shift", "no attention", "no positions", "AdamW", "cosine decay to a tenth")
+    ours = mean(row["last"] for row in rows(DEFAULT))
+    lines = [("none", loss(DEFAULT), "")]
     for name in names:
         worse = mean(row["last"] for row in rows(name)) - ours
         lines.append((name, loss(name), f"{worse:+.3f}"))
@@ -401,7 +433,7 @@ def textbook() -> str:
             for title, name in {
                 "`python train.py --network gpt`": "gpt",
                 "the network and recipe of the articles": "articles",
-                "`python train.py`": "default",
+                "`python train.py`": DEFAULT,
             }.items()
         ),
     )
@@ -409,6 +441,7 @@ def textbook() -> str:
 
 TABLES = (
     results,
+    own_text,
     texts,
     overfitting,
     tries,
@@ -432,6 +465,18 @@ def fill(document: str) -> str:
     )
 
 
+def draw() -> None:
+    """The pictures of docs/guide.md."""
+    curves = {}
+    for title, name in {"unregularized": "Spanish, unregularized", "the recipe": "Spanish"}.items():
+        curves[f"{title}: validation"] = rows(name)[0]["curve"]
+        curves[f"{title}: training"] = rows(name)[0]["training"]
+    draw_svg(ROOT / "docs/overfitting.svg", "training step", "100,000 characters", curves)
+    curves = {f"learning rate {rate}": rows(name)[0]["curve"] for rate, name in RATES.items()}
+    title = "Validation, Tiny Shakespeare"
+    draw_svg(ROOT / "docs/learning_rate.svg", "training step", title, curves)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("task", choices=("run", "time", "write"))
@@ -446,6 +491,7 @@ def main() -> None:
     if args.task == "write":
         for document in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
             document.write_text(fill(document.read_text("utf-8")), "utf-8")
+        draw()
 
 
 if __name__ == "__main__":
