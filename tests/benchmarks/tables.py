@@ -465,7 +465,11 @@ def draw() -> None:
         curves[f"{title}: validation"] = rows(name)[0]["curve"]
         curves[f"{title}: training"] = rows(name)[0]["training"]
     draw_svg(ROOT / "docs/overfitting.svg", "training step", "100,000 characters", curves)
-    curves = {f"learning rate {rate}": rows(name)[0]["curve"] for rate, name in RATES.items()}
+    curves = {
+        # The curve of 1 begins at 18
+        f"learning rate {rate}": [point for point in rows(name)[0]["curve"] if point[1] < 5]
+        for rate, name in RATES.items()
+    }
     title = "Validation, Tiny Shakespeare"
     draw_svg(ROOT / "docs/learning_rate.svg", "training step", title, curves)
 
