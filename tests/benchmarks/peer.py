@@ -1,7 +1,6 @@
 """Run Quill and nanoGPT as processes and time them from outside; shared by the benchmarks."""
 
 import argparse
-import json
 import os
 import re
 import shlex
@@ -31,7 +30,6 @@ class Outcome:
     output: str = ""
     wall: float = 0.0  # seconds of the whole process
     curve: list[tuple[float, float]] = field(default_factory=list)  # (seconds, loss), as printed
-    summary: dict = field(default_factory=dict)  # Quill's summary.json
     looked: object = None  # what `look` returned
 
 
@@ -59,7 +57,6 @@ def quill(
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "train.py", *map(str, flags), "--out_dir", f"{folder}/run"]
         outcome = _run(command, ROOT, r"validation loss ([\d.]+)", f"{folder}/cache", until)
-        outcome.summary = json.loads(Path(folder, "run/summary.json").read_text())
         outcome.looked = look(Path(folder, "run")) if look else None
         return outcome
 
