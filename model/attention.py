@@ -1,13 +1,12 @@
-"""Attention: the equation, the fused kernel beside it, the cache.
+"""Attention for fast networks: the equation, the fused kernel beside it, the KV cache; `record`.
 
-Each character's query asks "which characters matter to me?". Its dot product with a key, its own or
-that of an earlier character, says how well they match. The output is the average of the values,
-weighted by the softmax of these scores.
+gpt has an equation of its own (model/networks/gpt.py): begin there. quill calls `attend`, which
+computes `attend_by_equation` with PyTorch's fused kernel where that is faster. The kernel does not
+follow an edit of the equation, which fails tests/model/test_attention.py. To change the equation of
+quill, write yours into `Attention.forward` of a copy, and pass its weights to `record`.
 
-`attend_by_equation` is the specification. A network calls `attend`, which computes the same with
-PyTorch's fused kernel where that is faster. An edit of the equation fails
-tests/model/test_attention.py, because the kernel does not follow. Write another equation into
-`Attention.forward` of a network of your own, and pass its weights to `record`.
+Attention is causal: a query sees its own key and those before it. The queries belong to the last T
+of the S positions. `window` limits how many keys a query sees, its own included.
 
 Shapes: B batch, T time (queries), S keys, H heads, D head width.
 """
@@ -38,88 +37,66 @@ recorded: list[AttentionCall] | None = None  # a list while attention is recorde
 def record(q: Tensor, k: Tensor, v: Tensor, weights: Tensor) -> None:
     """Keep q_BHTD, k_BHSD, v_BHSD and weights_BHTS for the maps and the attention page.
 
-    Does nothing unless attention is being recorded (model/inspect/record.py). `attend` calls it; a
-    network with an equation of its own calls it after computing its weights.
+    Does nothing unless attention is being recorded (model/inspect/record.py).
     """
     if recorded is not None:
         recorded.append(AttentionCall(q, k, v, weights))
 
 
-def attention_weights(
-    q: Tensor, k: Tensor, causal=False, scale=None, window=None, bias=None
-) -> Tensor:
-    """How much each query attends to each key: softmax(Q Kᵀ / √d + bias + mask).
+def causal_mask(T: int, S: int, window: int | None, like: Tensor) -> Tensor:
+    """mask_TS, which is added to the scores: 0 where a query sees a key, -inf elsewhere.
 
-    Args:
-        q, k: q_BHTD and k_BHSD; any number of leading dimensions will do. The queries belong to
-            the last T of the S positions.
-        causal: hide the keys that come after a query.
-        scale: used instead of 1/√d. The dot product of two independent vectors of variance 1
-            has variance d; unscaled, it would saturate the softmax (Vaswani et al. 2017).
-        window: with `causal`, a query sees at most this many keys, its own included.
-        bias: added to the scores, of a shape that broadcasts to (B, H, T, S).
+    Its dtype and device are those of `like`. (On a CPU this is faster than `masked_fill`.)
+    """
+    minus_inf_TS = like.new_full((T, S), -torch.inf)
+    mask_TS = minus_inf_TS.triu(S - T + 1)  # later keys
+    if window is not None and window < S:
+        mask_TS = mask_TS + minus_inf_TS.tril(S - T - window)  # keys too far back
+    return mask_TS
 
-    Returns:
-        weights_BHTS, each row non-negative with sum 1.
+
+def attention_weights(q: Tensor, k: Tensor, window: int | None = None) -> Tensor:
+    """How much each query attends to each key: softmax(Q Kᵀ / √d + mask).
+
+    q_BHTD and k_BHSD, with any number of leading dimensions, to weights_BHTS, of which each row is
+    not negative and sums to 1. The dot product of two independent vectors of variance 1 has
+    variance d; without the division the softmax would saturate (Vaswani et al. 2017).
     """
     T, S, D = q.size(-2), k.size(-2), q.size(-1)
-    scores_BHTS = (q * (D**-0.5 if scale is None else scale)) @ k.mT
-    if bias is not None:
-        scores_BHTS = scores_BHTS + bias
-    if causal:
-        minus_inf_TS = scores_BHTS.new_full((T, S), -torch.inf)
-        scores_BHTS = scores_BHTS + minus_inf_TS.triu(S - T + 1)  # later keys
-        if window is not None and window < S:
-            scores_BHTS = scores_BHTS + minus_inf_TS.tril(S - T - window)  # keys too far back
-    return scores_BHTS.softmax(dim=-1)
+    scores_BHTS = (q * D**-0.5) @ k.mT
+    return (scores_BHTS + causal_mask(T, S, window, like=scores_BHTS)).softmax(dim=-1)
 
 
-def attend_by_equation(
-    q: Tensor, k: Tensor, v: Tensor, causal=False, scale=None, window=None, bias=None, dropout=0.0
-) -> Tensor:
-    """Attention by the textbook equation: softmax(Q Kᵀ / √d + bias + mask) V.
+def attend_by_equation(q: Tensor, k: Tensor, v: Tensor, window: int | None = None) -> Tensor:
+    """Attention by the textbook equation, softmax(Q Kᵀ / √d + mask) V: what `attend` specifies.
 
-    q_BHTD, k_BHSD, v_BHSD to out_BHTD; each output is a weighted average of the values. `dropout`
-    is the probability that a weight is set to 0. The other arguments are those of
-    `attention_weights`. This is the specification of `attend`.
+    q_BHTD, k_BHSD, v_BHSD to out_BHTD; each output is a weighted average of the values.
     """
-    weights_BHTS = attention_weights(q, k, causal, scale, window, bias)
+    weights_BHTS = attention_weights(q, k, window)
     record(q, k, v, weights_BHTS)
-    return F.dropout(weights_BHTS, dropout).to(v.dtype) @ v
+    return weights_BHTS.to(v.dtype) @ v
 
 
-def attend_by_kernel(
-    q: Tensor, k: Tensor, v: Tensor, causal=False, scale=None, window=None, bias=None, dropout=0.0
-) -> Tensor:
+def attend_by_kernel(q: Tensor, k: Tensor, v: Tensor, window: int | None = None) -> Tensor:
     """`attend_by_equation` by PyTorch's fused kernel, which does not store the T x S weights."""
     T, S = q.size(-2), k.size(-2)
-    window = S if window is None else window
+    sees_all = window is None or window >= S
     # The kernel's own is_causal aligns the first query with the first key. With a cache the last
     # query belongs to the last key; a single query, the last, sees all keys.
-    if causal and (1 < T < S or window < S or bias is not None):
-        visible_TS = torch.ones(T, S, dtype=torch.bool, device=q.device)
-        visible_TS = visible_TS.tril(S - T).triu(S - T - window + 1)
-        mask = visible_TS
-        if bias is not None:
-            mask = bias.to(q.dtype).masked_fill(~visible_TS, -torch.inf)
-        return F.scaled_dot_product_attention(q, k, v, mask, dropout, scale=scale)
-    mask = None if bias is None else bias.to(q.dtype)
-    is_causal = causal and T == S
-    return F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal, scale=scale)
+    if sees_all and T in (1, S):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=T == S)
+    return F.scaled_dot_product_attention(q, k, v, causal_mask(T, S, window, like=q))
 
 
-def attend(
-    q: Tensor, k: Tensor, v: Tensor, causal=False, scale=None, window=None, bias=None, dropout=0.0
-) -> Tensor:
-    """`attend_by_equation`, computed in the fastest way. What a network calls."""
-    options = (causal, scale, window, bias, dropout)
+def attend(q: Tensor, k: Tensor, v: Tensor, window: int | None = None) -> Tensor:
+    """`attend_by_equation`, computed in the fastest way."""
     if recorded is not None:
-        return attend_by_equation(q, k, v, *options)
+        return attend_by_equation(q, k, v, window)
     is_small = q.size(-2) * k.size(-2) <= MAX_EQUATION_WEIGHTS
     if q.device.type == "cpu" and v.dtype.itemsize == 2 and is_small:
         with torch.autocast("cpu", enabled=False):  # autocast would run the softmax in float32
-            return attend_by_equation(q.to(v.dtype), k.to(v.dtype), v, *options)
-    return attend_by_kernel(q, k, v, *options)
+            return attend_by_equation(q.to(v.dtype), k.to(v.dtype), v, window)
+    return attend_by_kernel(q, k, v, window)
 
 
 class Cache:

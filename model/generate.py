@@ -4,7 +4,6 @@ Shapes: B texts written side by side, T time, V vocabulary.
 """
 
 import inspect
-import math
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -80,12 +79,12 @@ def first_character(vocab: str) -> str:
 def uses_cache(model: nn.Module) -> bool:
     """Whether `model` takes a cache, and computes the same logits with it as without.
 
-    Both are compared on a text a little longer than block_size, if the network can read as much,
-    but of at most 2,056 characters. If they differ, a line on standard error says so.
+    Both are compared on a text a little longer than block_size, but of at most 2,056 characters. If
+    they differ, a line on standard error says so.
     """
     if "cache" not in inspect.signature(model.forward).parameters:
         return False
-    length = min(model.config.block_size + 8, model.max_length or math.inf, 2056)
+    length = min(model.config.block_size + 8, 2056)
     ids_BT = torch.arange(length, device=next(model.parameters()).device)[None] % model.vocab_size
     cache = Cache()
     with torch.autocast(ids_BT.device.type, enabled=False):
@@ -107,19 +106,16 @@ def uses_cache(model: nn.Module) -> bool:
 def make_step_fn(model: nn.Module, batch_size: int, has_cache: bool) -> StepFn:
     """Returns a function: append token ids ids_BT, get the next-token logits_BV.
 
-    Without a cache, each step reads the latest block_size characters again, as in training; so
-    does a network with a limited length once its cache is full.
+    Without a cache, each step reads the latest block_size characters again, as in training.
     """
     device, block_size = next(model.parameters()).device, model.config.block_size
-    cache, latest_BT = Cache(), np.empty((batch_size, 0), np.int32)
+    cache, text_BT = Cache(), np.empty((batch_size, 0), np.int32)
 
     @torch.no_grad()
     def step(ids_BT: np.ndarray) -> np.ndarray:
-        nonlocal cache, latest_BT
-        latest_BT = np.concatenate((latest_BT, ids_BT), axis=1)[:, -block_size:]
-        is_full = cache.length + ids_BT.shape[1] > (model.max_length or math.inf)
-        if is_full or not has_cache:
-            cache, ids_BT = Cache(), latest_BT
+        nonlocal text_BT
+        if not has_cache:
+            ids_BT = text_BT = np.concatenate((text_BT, ids_BT), axis=1)[:, -block_size:]
         # A long prompt is read in parts, which bounds the memory.
         for part_BT in torch.from_numpy(ids_BT).long().to(device).split(block_size, dim=1):
             logits_BTV = model(part_BT, cache) if has_cache else model(part_BT)

@@ -3,10 +3,10 @@
 A network is a file in model/networks/. Its class GPT is a module, made by GPT(config, vocab_size)
 with a GPTConfig, which it keeps as `config`. It has
 
-- forward(ids_BT, cache=None), which returns logits_BTV: at each position, the scores of the next
-  character. With a Cache, ids_BT continues the text in it and is added to it. A network without a
-  cache leaves the argument out, and is sampled more slowly: each step reads the latest block_size
-  characters again.
+- forward(ids_BT), which returns logits_BTV: at each position, the scores of the next character.
+  When it samples, each step reads the latest block_size characters again. A network that reads
+  texts of any length can avoid that: forward(ids_BT, cache=None). With a Cache, ids_BT continues
+  the text in it and is added to it.
 - blocks, an nn.ModuleList: the matrices in it are for Muon, all other parameters for AdamW.
 - max_length, how many characters it can read at once; None: any number.
 - settings, the names of the GPTConfig keys below `dropout` that it uses, such as ("bias",).

@@ -51,6 +51,13 @@ TINY += ["--device=cpu", "--compile=off"]
 # The recipe chooses these for a short text.
 TINY += ["--ema_decay=0", "--dropout=0", "--train_temperature=1", "--learning_rate=0.007"]
 TINY += ["--weight_decay=0.5", "--eval_interval=99"]
+# Of each network: a change by which its attention has no mask
+NO_MASK = {
+    "gpt": {".masked_fill(is_later_TT, -torch.inf)": ""},
+    "quill": {
+        "attend(q_BHTD, k_BHSD, v_BHSD, window)": "(q_BHTD @ k_BHSD.mT).softmax(-1) @ v_BHSD"
+    },
+}
 
 
 @contextlib.contextmanager

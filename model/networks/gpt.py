@@ -1,17 +1,20 @@
 """The textbook GPT, as in nanoGPT; with --bias GPT-2 (Radford et al. 2019) with the exact GELU.
 
 A block has two layers, attention and a feed-forward layer. Each reads the normalized residual
-stream x_BTC and adds its output to it.
+stream x_BTC and adds its output to it. The file is complete: an edit here is what trains, samples
+and is shown.
 
-Shapes: B batch, T time (characters), C channels (n_embd), H heads, D head width (C / H), S keys,
+Shapes: B batch, T time (characters), C channels (n_embd), H heads, D head width (C / H),
 V vocabulary.
 """
+
+import math
 
 import torch
 from torch import Tensor, nn
 
 from configs.settings import GPTConfig
-from model.attention import Cache, attend
+from model.attention import record
 
 
 class Attention(nn.Module):
@@ -20,28 +23,30 @@ class Attention(nn.Module):
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         C = config.n_embd
-        self.config = config
+        self.n_head = config.n_head
         self.query = nn.Linear(C, C, bias=config.bias)
         self.key = nn.Linear(C, C, bias=config.bias)
         self.value = nn.Linear(C, C, bias=config.bias)
         self.proj = nn.Linear(C, C, bias=config.bias)
+        self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x_BTC: Tensor, cache: Cache | None = None) -> Tensor:
-        """x_BTC to out_BTC. With a `cache`, x_BTC continues the text in it."""
+    def forward(self, x_BTC: Tensor) -> Tensor:
+        """x_BTC to out_BTC: softmax(Q Kᵀ / √d + mask) V in each head."""
+        T = x_BTC.size(1)
         q_BHTD = self.split_heads(self.query(x_BTC))
         k_BHTD = self.split_heads(self.key(x_BTC))
         v_BHTD = self.split_heads(self.value(x_BTC))
-        k_BHSD, v_BHSD = k_BHTD, v_BHTD
-        if cache is not None:
-            k_BHSD, v_BHSD = cache.append(self, k_BHTD, v_BHTD, self.config.block_size)
-        dropout = self.config.dropout if self.training else 0.0
-        out_BHTD = attend(q_BHTD, k_BHSD, v_BHSD, causal=True, dropout=dropout)
+        scores_BHTT = q_BHTD @ k_BHTD.mT / math.sqrt(q_BHTD.size(-1))
+        is_later_TT = torch.ones(T, T, dtype=torch.bool, device=x_BTC.device).triu(1)
+        weights_BHTT = scores_BHTT.masked_fill(is_later_TT, -torch.inf).softmax(dim=-1)
+        record(q_BHTD, k_BHTD, v_BHTD, weights_BHTT)  # for the attention page
+        out_BHTD = self.dropout(weights_BHTT) @ v_BHTD
         return self.proj(out_BHTD.transpose(1, 2).flatten(2))
 
     def split_heads(self, x_BTC: Tensor) -> Tensor:
         """x_BTC to x_BHTD."""
         B, T, _ = x_BTC.shape
-        return x_BTC.view(B, T, self.config.n_head, -1).transpose(1, 2)
+        return x_BTC.view(B, T, self.n_head, -1).transpose(1, 2)
 
 
 class MLP(nn.Module):
@@ -69,9 +74,9 @@ class Block(nn.Module):
         self.mlp = MLP(config)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x_BTC: Tensor, cache: Cache | None = None) -> Tensor:
+    def forward(self, x_BTC: Tensor) -> Tensor:
         """x_BTC to x_BTC."""
-        x_BTC = x_BTC + self.dropout(self.attention(self.norm_1(x_BTC), cache))
+        x_BTC = x_BTC + self.dropout(self.attention(self.norm_1(x_BTC)))
         return x_BTC + self.dropout(self.mlp(self.norm_2(x_BTC)))
 
 
@@ -103,17 +108,10 @@ class GPT(nn.Module):
             elif parameter.ndim == 2:
                 nn.init.normal_(parameter, std=0.02)
 
-    def forward(self, ids_BT: Tensor, cache: Cache | None = None) -> Tensor:
-        """ids_BT to logits_BTV: at each position, the scores of the next character.
-
-        With a `cache`, ids_BT continues the text in it and is added to it. The whole text has at
-        most block_size characters.
-        """
-        start, T = (cache.length if cache is not None else 0), ids_BT.size(1)
-        positions_T = torch.arange(start, start + T, device=ids_BT.device)
+    def forward(self, ids_BT: Tensor) -> Tensor:
+        """ids_BT, at most block_size characters, to logits_BTV: scores of each next character."""
+        positions_T = torch.arange(ids_BT.size(1), device=ids_BT.device)
         x_BTC = self.dropout(self.embedding(ids_BT) + self.position(positions_T))
         for block in self.blocks:
-            x_BTC = block(x_BTC, cache)
-        if cache is not None:
-            cache.length += T
+            x_BTC = block(x_BTC)
         return self.head(self.norm(x_BTC))

@@ -74,7 +74,7 @@ class Attention(nn.Module):
         window = self.config.block_size
         if cache is not None:
             k_BHSD, v_BHSD = cache.append(self, k_BHTD, v_BHTD, window)
-        out_BHTD = attend(q_BHTD, k_BHSD, v_BHSD, causal=True, window=window)
+        out_BHTD = attend(q_BHTD, k_BHSD, v_BHSD, window)
         return self.proj(out_BHTD.transpose(1, 2).flatten(2))
 
     def split_heads(self, x_BTC: Tensor) -> Tensor:

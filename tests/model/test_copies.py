@@ -1,5 +1,8 @@
 """Copies of our networks with a changed line: everything follows, as for the original."""
 
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -10,19 +13,19 @@ from model.attention import Cache
 from model.generate import uses_cache
 from model.inspect.page import attention_page
 from model.network import network_class
-from tests.model.inspect.test_page import ATTEND, own_equation, page_data
+from tests.conftest import curve
+from tests.model.inspect.test_page import own_equation, page_data
 from tests.model.test_networks import random_gpt, random_ids
 
-GPT_ATTEND = "attend(q_BHTD, k_BHSD, v_BHSD, causal=True, dropout=dropout)"
-ALIBI = """
-        T, S, H = q_BHTD.size(2), k_BHSD.size(2), self.config.n_head
-        distance_TS = torch.arange(S - T, S)[:, None] - torch.arange(S)
-        slope_H11 = 2.0 ** -torch.arange(1, H + 1)[:, None, None]
-        bias_HTS = -slope_H11 * distance_TS
-        out_BHTD = """
+SCALE, MASK = " / math.sqrt(q_BHTD.size(-1))", ".masked_fill(is_later_TT, -torch.inf)"
+ALIBI = f"""{SCALE}
+        distance_TT = torch.arange(T)[:, None] - torch.arange(T)
+        slope_H11 = 2.0 ** -torch.arange(1, self.n_head + 1)[:, None, None]
+        scores_BHTT = scores_BHTT - slope_H11 * distance_TT"""
+WINDOW = f"{MASK}.masked_fill((~is_later_TT).tril(-8), -torch.inf)"
 RELU2 = "relu_squared(self.fc(x_BTC))"
 FC = "self.fc = nn.Linear(config.n_embd, 4 * config.n_embd, bias=False)"
-# Of each copy: the original, what stands there, what takes its place, whether the page shows how
+# Of each copy: the original, what stands there and what takes its place, whether the page shows how
 # the weights follow from queries and keys.
 COPIES = {
     "quill": ("quill", {}, True),
@@ -36,17 +39,15 @@ COPIES = {
         },
         True,
     ),
-    "quill with ALiBi": (
+    "quill with sigmoid attention": (
         "quill",
-        {"out_BHTD = " + ATTEND: ALIBI + ATTEND[:-1] + ", bias=bias_HTS)"},
+        own_equation("scores_BHTS.sigmoid() * visible_TS"),
         False,
     ),
-    "gpt with ALiBi": (
-        "gpt",
-        {"out_BHTD = " + GPT_ATTEND: ALIBI + GPT_ATTEND[:-1] + ", bias=bias_HTS)"},
-        False,
-    ),
-    "quill with sigmoid attention": ("quill", own_equation("sigmoid"), False),
+    "gpt with ALiBi": ("gpt", {SCALE: ALIBI}, False),
+    "gpt with softcap": ("gpt", {MASK: f".div(20).tanh().mul(20){MASK}"}, False),
+    "gpt with a window": ("gpt", {MASK: WINDOW}, True),
+    "gpt without scaling": ("gpt", {SCALE: ""}, False),
 }
 
 
@@ -59,11 +60,13 @@ def copy(request, edit_network) -> bool:
 
 
 @torch.no_grad()
-def test_copied_network_samples_with_cache_and_has_attention_page(copy, capsys):
+def test_copied_network_is_sampled_and_has_an_attention_page(copy, capsys):
+    """With its cache, if it has one."""
     model, ids_BT, cache = random_gpt(network="mine"), random_ids(2, 12), Cache()
-    logits = [model(part_BT, cache) for part_BT in ids_BT.split([1, 4, 6, 1], dim=1)]
-    torch.testing.assert_close(torch.cat(logits, dim=1), model(ids_BT))
-    assert uses_cache(model)
+    if has_cache := uses_cache(model):
+        logits = [model(part_BT, cache) for part_BT in ids_BT.split([1, 4, 6, 1], dim=1)]
+        torch.testing.assert_close(torch.cat(logits, dim=1), model(ids_BT))
+    assert has_cache == hasattr(sys.modules["model.networks.mine"], "TokenShift")  # as quill
     assert capsys.readouterr().err == ""
     data = page_data(attention_page(model.float(), "abcdefghijk", ids_BT[0].tolist(), ""))
     assert [block for block, _ in data["blocks"]] == [1, 2, 3]
@@ -81,3 +84,27 @@ def test_a_copy_trains_scores_and_resumes(copy, tiny, text_file, capsys):
     assert sample.main(["run", "--score", str(text_file)]) == 0
     assert sample.main(["run", "--attention", "page.html", "--num_samples=2"]) == 0
     assert "warning" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("change", [{SCALE: ""}, {MASK: WINDOW}], ids=["no scaling", "a window"])
+def test_an_edit_of_the_equation_changes_training_sampling_and_page(
+    change, dtype, tiny, edit_network, capsys
+):
+    """In every dtype. Both sample and show the same weights."""
+    results = []
+    for i, changes in enumerate(({}, change)):
+        edit_network("gpt", changes)
+        sys.modules.pop("model.networks.mine", None)
+        flags = f"--dtype={dtype} --out_dir={i}"
+        assert (
+            tiny(f"--network=mine --max_iters=40 --learning_rate=0.03 --log_interval=1 {flags}")
+            == 0
+        )
+        text_flags = ["0", "--temperature=1", f"--dtype={dtype}", "--attention=page.html"]
+        capsys.readouterr()
+        assert sample.main(text_flags) == 0
+        text, page = capsys.readouterr().out, page_data(Path("page.html").read_text("utf-8"))
+        losses = [loss for _, loss in curve(Path(str(i)), "train")]
+        results.append((text, page["weights"], *losses[1:]))
+    assert all(a != b for a, b in zip(*results, strict=True))

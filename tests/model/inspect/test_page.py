@@ -29,26 +29,33 @@ def unpack(text: str, dtype: str, *shape: int) -> np.ndarray:
 
 
 IMPORT = "from model.attention import Cache, attend"
-ATTEND = "attend(q_BHTD, k_BHSD, v_BHSD, causal=True, window=window)"
+ATTEND = "attend(q_BHTD, k_BHSD, v_BHSD, window)"
 WEIGHTS = """
         T, S = q_BHTD.size(2), k_BHSD.size(2)
         distance_TS = torch.arange(S - T, S)[:, None] - torch.arange(S)
         visible_TS = (distance_TS >= 0) & (distance_TS < self.config.block_size)
-        weights_BHTS = (q_BHTD @ k_BHSD.mT).{}() * visible_TS
+        scores_BHTS = q_BHTD @ k_BHSD.mT
+        weights_BHTS = {}
         record(q_BHTD, k_BHSD, v_BHSD, weights_BHTS)
         out_BHTD = weights_BHTS @ v_BHSD"""
 
 
-def own_equation(function: str) -> dict[str, str]:
-    """A change of quill: weights are this function of the scores, such as "sigmoid"."""
-    return {f"out_BHTD = {ATTEND}": WEIGHTS.format(function), IMPORT: f"{IMPORT}, record"}
+def own_equation(weights: str) -> dict[str, str]:
+    """A change of quill: the weights are this expression of scores_BHTS and visible_TS."""
+    return {f"out_BHTD = {ATTEND}": WEIGHTS.format(weights), IMPORT: f"{IMPORT}, record"}
+
+
+def own_softmax(scores: str) -> dict[str, str]:
+    """A change of quill: the softmax is that of this expression of scores_BHTS."""
+    return own_equation(f"({scores}).masked_fill(~visible_TS, -torch.inf).softmax(-1)")
 
 
 EDITS = {
     "quill": {},
-    "another scale": {ATTEND: ATTEND[:-1] + ", scale=0.5)"},
-    "a bias": {ATTEND: ATTEND[:-1] + ", bias=torch.linspace(0, 3, k_BHSD.size(2)))"},
-    "negative weights": own_equation("abs().neg"),
+    "the same, written out": own_softmax("scores_BHTS / 8**0.5"),
+    "another scale": own_softmax("scores_BHTS / 2"),
+    "a bias": own_softmax("scores_BHTS / 8**0.5 + torch.linspace(0, 3, S)"),
+    "negative weights": own_equation("-scores_BHTS.abs() * visible_TS"),
 }
 
 
@@ -87,7 +94,7 @@ def test_page_holds_weights_losses_and_vectors_of_textbook_equation(edit, edit_n
     np.testing.assert_allclose(data["came"][-1], next_probs, rtol=1e-4)
     assert data["twins"] == twins(torch.tensor(ids), torch.stack(stream)[:, 0])
 
-    assert (data["vectors"] is None) == (edit != "quill")
+    assert (data["vectors"] is not None) == (edit in ("quill", "the same, written out"))
     if data["vectors"] is not None:
         vectors = unpack(data["vectors"], "<i2", 2, 2, 3, 20, data["numbers"]) / 100
         log_sums = torch.tensor(unpack(data["log_sums"], "<f4", 2, 2, 20, 1))

@@ -21,7 +21,7 @@ def test_recorded_weights_times_values_are_what_attention_passes_on(network):
         logits_BTV = model(ids_BT)
     assert [block for block, _ in calls] == [1, 2, 3]
     for (_, call), out_BTC in zip(calls, outputs, strict=True):
-        expected = attention_weights(call.q_BHTD, call.k_BHSD, causal=True)
+        expected = attention_weights(call.q_BHTD, call.k_BHSD)
         torch.testing.assert_close(call.weights_BHTS, expected)
         out_BHTD = call.weights_BHTS @ call.v_BHSD
         torch.testing.assert_close(out_BHTD.transpose(1, 2).flatten(2), out_BTC)
@@ -83,7 +83,7 @@ def test_layer_without_weight_per_head_and_pair_is_unrecorded(q_shape, k_shape):
 
     def attend_otherwise(x_BTC, *args):
         k = torch.ones(k_shape)
-        attention.attend(torch.ones(q_shape), k, k, causal=True)
+        attention.attend(torch.ones(q_shape), k, k)
         return x_BTC
 
     model.blocks[0].attention.forward = attend_otherwise

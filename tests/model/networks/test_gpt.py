@@ -1,6 +1,5 @@
 """Tests of the textbook GPT: its equations, where dropout is, how it starts."""
 
-import contextlib
 import math
 
 import pytest
@@ -8,9 +7,9 @@ import torch
 import torch.nn.functional as F
 
 from configs.settings import GPTConfig
-from model.attention import attend
-from model.inspect.record import record_attention
+from model.attention import attend, attend_by_equation, attend_by_kernel
 from model.network import make_network
+from model.networks.gpt import Attention
 from tests.model.test_networks import random_gpt, random_ids
 
 
@@ -33,6 +32,21 @@ def test_network_compiles_to_one_graph_even_with_dropout(network):
         torch.compile(model, fullgraph=True, backend="eager")(random_ids(2, 8))
 
 
+@pytest.mark.parametrize("attend_fn", [attend_by_equation, attend_by_kernel])
+def test_attention_is_that_of_the_specification_and_of_the_kernel(attend_fn):
+    """Values and gradients."""
+    torch.manual_seed(0)
+    attention = Attention(GPTConfig(n_head=2, n_embd=16, bias=True)).double()
+    x_BTC = torch.randn(3, 7, 16).double().requires_grad_()
+    layers = (attention.query, attention.key, attention.value)
+    qkv = [layer(x_BTC).unflatten(-1, (2, 8)).transpose(1, 2) for layer in layers]
+    expected_BTC = attention.proj(attend_fn(*qkv).transpose(1, 2).flatten(2))
+    out_BTC, inputs = attention(x_BTC), [x_BTC, *attention.parameters()]
+    torch.testing.assert_close(out_BTC, expected_BTC)
+    gradients = [torch.autograd.grad(out.sin().sum(), inputs) for out in (out_BTC, expected_BTC)]
+    torch.testing.assert_close(*gradients)
+
+
 @pytest.mark.parametrize("bias", [False, True])
 def test_logits_are_those_of_the_equations(bias):
     """Written out with the weights alone, one head after the other."""
@@ -50,16 +64,16 @@ def test_logits_are_those_of_the_equations(bias):
     for block in ("blocks.0", "blocks.1", "blocks.2"):
         h = norm(x, f"{block}.norm_1")
         qkv = [linear(h, f"{block}.attention.{name}") for name in ("query", "key", "value")]
-        heads = [attend(*(y[..., d : d + 8] for y in qkv), causal=True) for d in (0, 8)]
+        heads = [attend(*(y[..., d : d + 8] for y in qkv)) for d in (0, 8)]
         x = x + linear(torch.cat(heads, -1), f"{block}.attention.proj")
         h = linear(norm(x, f"{block}.norm_2"), f"{block}.mlp.fc")
         x = x + linear(h * (1 + torch.erf(h / math.sqrt(2))) / 2, f"{block}.mlp.proj")
     torch.testing.assert_close(model(ids_BT), norm(x, "norm") @ weights["embedding.weight"].mT)
 
 
-@pytest.mark.parametrize("path", ["equation", "half precision", "kernel"])
-def test_dropout_is_on_embeddings_attention_weights_and_layer_outputs(monkeypatch, path):
-    """In training only. The kernel is replaced by one that has only dropout."""
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_dropout_is_on_embeddings_attention_weights_and_layer_outputs(monkeypatch, dtype):
+    """In training only."""
     model, dropped = make_network(GPTConfig("gpt", n_layer=3, dropout=0.25), 5), []
 
     def dropout(x, p=0.5, training=True, inplace=False):
@@ -68,13 +82,7 @@ def test_dropout_is_on_embeddings_attention_weights_and_layer_outputs(monkeypatc
         return x
 
     monkeypatch.setattr(F, "dropout", dropout)
-
-    def kernel(q, k, v, mask, p, *args, **options):
-        return dropout(v, p)
-
-    monkeypatch.setattr(F, "scaled_dot_product_attention", kernel)
-    recording = record_attention(model) if path == "equation" else contextlib.nullcontext()
-    with recording, torch.autocast("cpu", torch.bfloat16, enabled=path == "half precision"):
+    with torch.autocast("cpu", dtype, enabled=dtype == torch.bfloat16):
         model(random_ids(2, 7, V=5))
         assert dropped == [(0.25, 3), *[(0.25, 4), (0.25, 3), (0.25, 3)] * 3]
         dropped.clear()
