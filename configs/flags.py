@@ -103,34 +103,25 @@ class ConfigParser(argparse.ArgumentParser):
 
     def to_boolean(self, word: str) -> str:
         """--bias=True is --bias, --bias=False is --no-bias. Other words stay."""
-        name, _, value = word.removeprefix("--").partition("=")
-        is_boolean = self.keys.get(name) is bool and value in ("True", "False")
-        return self.to_flags(name, [value])[0] if is_boolean else word
+        name, _, value = word.partition("=")
+        is_boolean = self.keys.get(name.removeprefix("--")) is bool and name.startswith("--")
+        return {"True": name, "False": f"--no-{name[2:]}"}.get(value, word) if is_boolean else word
 
     def parse_preset(self, path: str) -> dict[str, Any]:
-        """The values of a TOML file, which are read as if they were flags."""
-        hint = "Name a text with --data, a run with --resume."
+        """The values of a TOML file. Each line is read as the flag that it stands for."""
+        hint, words = "Name a text with --data, a run with --resume.", []
         try:
             values = tomllib.loads(Path(path).read_text("utf-8-sig"))
-            texts = {name: self.to_texts(name, value) for name, value in values.items()}
+            for name, value in values.items():
+                is_list = isinstance(value, list) and self.keys.get(name) == TEXTS
+                words += [f"--{name}", *map(str, value)] if is_list else [f"--{name}={value}"]
         except OSError as error:
             raise UserError(f"preset {path} cannot be read: {error.strerror}. {hint}") from None
         except (ValueError, RecursionError) as error:
             raise UserError(f"preset {path} is not valid TOML: {error}. {hint}") from None
-        return self.parse([flag for name in texts for flag in self.to_flags(name, texts[name])])
-
-    def to_texts(self, name: str, value: Any) -> list[str]:
-        """What stands for a value of a preset in a command line."""
-        is_list = self.keys.get(name) == TEXTS and isinstance(value, list)
-        return [str(item) for item in value] if is_list else [str(value)]
-
-    def to_flags(self, name: str, texts: list[str]) -> list[str]:
-        """The flag that stands for a line of a preset, with its value."""
-        if name not in self.keys:
-            raise self.unknown_key(name)
-        if self.keys[name] is bool and texts[0] in ("True", "False"):
-            return [f"--{name}" if texts[0] == "True" else f"--no-{name}"]
-        return [f"--{name}={texts[0]}"] if len(texts) == 1 else [f"--{name}", *texts]
+        if unknown := sorted(values.keys() - self.keys.keys()):
+            raise self.unknown_key(unknown[0])
+        return self.parse(words)
 
 
 def title(group_class: type) -> str:
@@ -247,31 +238,34 @@ def absolute_path(path: str) -> str:
     return os.path.abspath(os.path.expanduser(path))
 
 
-def known_values(command: Command, saved: dict[str, Any]) -> dict[str, Any]:
-    """The values that do not depend on the text: those given, over those of a checkpoint's config.
+def merge_settings(
+    command: Command, saved: dict[str, Any], chosen: dict[str, Any] | None = None
+) -> TrainConfig:
+    """The settings: what is given, over those of a checkpoint, over what the recipe has chosen.
 
-    `saved` is that config: for --resume all its keys count, for --init_from those of the network,
-    except dropout. Raises UserError if a key in FIXED is given differently.
+    `saved` is the config of the checkpoint. For --resume all its keys count, for --init_from those
+    of the network, except dropout. out_dir is left out: a run may be moved. Raises UserError if a
+    key in FIXED is given differently.
     """
-    given = command.given
+    given, inherited = dict(command.given), saved
+    given.pop("out_dir", None)
     if command.resume is not None:
         if "-" in saved.get("data", ()) and "data" not in given:
             raise UserError(
                 "the text of this run came from standard input. Name a file with the same text: "
                 "--data FILE."
             )
-        return saved | given
-    if not saved:
-        return given
-    base = make_config(TrainConfig, saved)
-    base = replace(base, n_head=count_heads(base))
-    if given.get("n_head") == 0:  # as in a config.toml: that of the weights
-        given = {key: value for key, value in given.items() if key != "n_head"}
-    for name in FIXED:
-        if given.get(name, getattr(base, name)) != getattr(base, name):
-            raise UserError(
-                f"{name} is {given[name]}, but {given['init_from']} has {getattr(base, name)}, "
-                f"which cannot be changed. Leave {name} out of the flags and the preset."
-            )
-    inherited = [f.name for f in fields(GPTConfig) if f.name != "dropout"]
-    return {name: getattr(base, name) for name in inherited} | given
+    elif saved:
+        base = make_config(TrainConfig, saved)
+        base = replace(base, n_head=count_heads(base))
+        if given.get("n_head") == 0:  # as in a config.toml: that of the weights
+            del given["n_head"]
+        for name in FIXED:
+            if given.get(name, getattr(base, name)) != getattr(base, name):
+                raise UserError(
+                    f"{name} is {given[name]}, but {given['init_from']} has {getattr(base, name)}, "
+                    f"which cannot be changed. Leave {name} out of the flags and the preset."
+                )
+        names = [f.name for f in fields(GPTConfig) if f.name != "dropout"]
+        inherited = {name: getattr(base, name) for name in names}
+    return make_config(TrainConfig, (chosen or {}) | inherited | given)

@@ -91,7 +91,8 @@ def recipe(budget: Budget) -> dict[str, Any]:
     # A text that is read often gets an average, with which a step takes longer.
     has_average = epochs >= AVERAGE_EPOCHS and not has_weights
     share = 1 / AVERAGE_COST if has_average else 1.0
-    max_iters = max(1, int(share * (max_steps if budget.minutes else steps)))
+    iters = max(1, int(share * steps))
+    max_iters = max(1, int(share * max_steps)) if budget.minutes else iters  # the clock ends it
     # Larger batches allow a higher learning rate, and so does an average.
     learning_rate = 7e-3 * min(examples / 8, 2)
     if has_average:
@@ -109,10 +110,12 @@ def recipe(budget: Budget) -> dict[str, Any]:
         weight_decay = 1.0 if is_gpu else weight_decay
     # As many evaluations as take about a fifteenth of the training time, but 2 to 10. (The default
     # val_fraction is assumed.) On a GPU, each takes as long as 130 steps, mostly for its sample.
+    # With --minutes there may be just one, that of the last step.
     eval_chars = min(budget.train_chars / 9, 2**20)
     evaluations = 0.2 * share * steps * chars_per_step / eval_chars
     if is_gpu:
         evaluations = share * steps / 130
+    evaluations = min(max(round(evaluations), 1 if budget.minutes else 2), 10)
     run_seconds = 60 * budget.minutes * steps / affordable_steps
     is_compiled = budget.device == "cpu" and run_seconds > COMPILE_SECONDS * max(1, n_layer / 4)
     return {
@@ -121,7 +124,7 @@ def recipe(budget: Budget) -> dict[str, Any]:
         "n_embd": n_embd,
         "batch_size": batch_size,
         "max_iters": max_iters,
-        "eval_interval": math.ceil(max_iters / min(max(round(evaluations), 2), 10)),
+        "eval_interval": math.ceil(iters / evaluations) if evaluations > 1 else max_iters,
         "learning_rate": learning_rate,
         "ema_decay": 0.995 if has_average else 0.0,
         "train_temperature": round(temperature, 2),

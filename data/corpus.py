@@ -18,7 +18,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from configs.flags import UserError
-from configs.settings import DataConfig
+from configs.settings import DataConfig, TrainConfig
 from data.check import check_split
 from data.reader import find_text_files, is_stream, read_chunks, require_encoding
 from data.shakespeare import tiny_shakespeare
@@ -39,10 +39,9 @@ class Corpus:
     name: str
     is_stream: bool  # it was read from a pipe or standard input, so it cannot be read again
     tokenizer: CharTokenizer
-    ids_N: np.ndarray  # of the text's own characters, sorted, in the smallest type that fits
-    to_model_ids: np.ndarray  # these ids to ids of `tokenizer`, which may know more characters
+    ids_N: np.ndarray  # in the smallest type that fits
     known_chars: int  # of `tokenizer`, those of the checkpoint; the others come after them
-    sha256: str  # depends only on the characters and their order in the text
+    sha256: str  # of the text, whatever its encoding
     train_chars: int  # at the start of ids_N; all others are for validation
     val_fraction: float
     val_split: str
@@ -83,19 +82,17 @@ class Corpus:
             f"{uncertain if error > 0.03 else ''}"
         )
 
-    def batch(
-        self, block_size: int, batch_size: int, seed: int, step: int, rows: slice
-    ) -> tuple[Tensor, Tensor]:
+    def batch(self, config: TrainConfig, step: int, rows: slice) -> tuple[Tensor, Tensor]:
         """x_BT and y_BT of a training step; y_BT holds the characters that follow those of x_BT.
 
         Each example is used once per epoch. (If examples were drawn with replacement, an epoch
         would leave out a third of the text.) The batch is a function of the arguments alone, so
         resuming needs no loader state. `rows` selects the part that this process computes.
         """
-        starts = []
+        starts, block_size, batch_size = [], config.block_size, config.batch_size
         for number in range(step * batch_size, (step + 1) * batch_size)[rows]:
             epoch, i = divmod(number, examples_per_epoch(self.train_chars, block_size))
-            starts.append(shuffled_starts(self.train_chars, block_size, seed, epoch)[i])
+            starts.append(shuffled_starts(self.train_chars, block_size, config.seed, epoch)[i])
         return self.gather_examples(np.array(starts), block_size)
 
     def eval_windows(self, block_size: int, chars: int) -> list[tuple[np.ndarray, int]]:
@@ -109,7 +106,7 @@ class Corpus:
 
     def gather_examples(self, starts_B: np.ndarray, T: int) -> tuple[Tensor, Tensor]:
         """x_BT, the T characters of the text from each start, and y_BT, one character later."""
-        ids_BT = self.to_model_ids[self.ids_N[starts_B[:, None] + np.arange(T + 1)]]
+        ids_BT = self.ids_N[starts_B[:, None] + np.arange(T + 1)].astype(np.int64)
         x_BT, y_BT = torch.from_numpy(ids_BT[:, :-1]), torch.from_numpy(ids_BT[:, 1:])
         return x_BT.contiguous(), y_BT.contiguous()
 
@@ -162,13 +159,13 @@ def open_corpus(config: DataConfig, vocab: str = "") -> Corpus:
     files = find_text_files(paths)
     chunks = read_chunks(files, config.encoding)
     bar = tqdm(chunks, "reading the text", unit=" chunks", delay=1, disable=None)
-    ids_N, text_vocab, sha256 = encode(bar)
+    known_chars = len(vocab)
+    ids_N, vocab, sha256 = encode(bar, vocab)
     name = "standard input" if paths[0] == "-" else paths[0]
     if len(paths) > 1 or os.path.isdir(paths[0]):
         name += f" ({len(files):,} file{'s' if len(files) > 1 else ''})"
-    if len(text_vocab) < 2:
+    if (ids_N == ids_N[:1]).all():
         raise UserError(f"{name} is empty or repeats one character. There is nothing to learn.")
-    tokenizer = CharTokenizer(vocab + "".join(sorted(set(text_vocab) - set(vocab))))
     stretches = split(ids_N, config.val_fraction, config.val_split)
     train_chars = sum(map(len, stretches[::2]))
     if len(stretches) > 2:  # otherwise they are in order
@@ -176,15 +173,14 @@ def open_corpus(config: DataConfig, vocab: str = "") -> Corpus:
     return Corpus(
         name=name,
         is_stream=any(map(is_stream, files)),
-        tokenizer=tokenizer,
+        tokenizer=CharTokenizer(vocab),
         ids_N=ids_N,
-        to_model_ids=tokenizer.encode(text_vocab),
-        known_chars=len(vocab),
+        known_chars=known_chars,
         sha256=sha256,
         train_chars=train_chars,
         val_fraction=config.val_fraction,
         val_split=config.val_split,
-        warnings=check_split(ids_N, train_chars, text_vocab),
+        warnings=check_split(ids_N, train_chars, vocab),
     )
 
 

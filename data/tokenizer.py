@@ -6,7 +6,6 @@ Shapes: N characters of a corpus, T of a shorter text, V vocabulary.
 """
 
 import hashlib
-import json
 import re
 import sys
 from collections.abc import Iterable, Sequence
@@ -36,15 +35,18 @@ class CharTokenizer:
         return ids_T
 
 
-def encode(chunks: Iterable[str]) -> tuple[np.ndarray, str, str]:
-    """The ids of a text, read in one pass; its vocabulary; the SHA-256 of both.
+def encode(chunks: Iterable[str], vocab: str = "") -> tuple[np.ndarray, str, str]:
+    """The ids of a text, read in one pass; the vocabulary; the SHA-256 of the text.
 
-    Id i stands for the character `vocab[i]`; the vocabulary is all characters of the text, sorted.
+    Id i stands for character i of the vocabulary: `vocab`, then the text's others, sorted.
     """
+    found = code_points(vocab).tolist()  # new ones by first appearance; ids are positions in it
     id_of_code_point = np.full(sys.maxunicode + 1, -1, np.int32)
-    found: list[int] = []  # code points by first appearance; ids are positions in it
-    content, dtype = bytearray(), np.dtype(np.uint8)  # grows in place
+    id_of_code_point[found] = np.arange(len(found))
+    dtype, digest = np.min_scalar_type(max(len(found) - 1, 0)), hashlib.sha256()
+    content = bytearray()  # grows in place
     for text in chunks:
+        digest.update(text.encode("utf-8", "surrogatepass"))
         codes_T = code_points(text)
         ids_T = id_of_code_point[codes_T]
         if (ids_T < 0).any():
@@ -56,14 +58,12 @@ def encode(chunks: Iterable[str]) -> tuple[np.ndarray, str, str]:
             if wider != dtype:
                 content, dtype = bytearray(np.frombuffer(content, dtype).astype(wider)), wider
         content += ids_T.astype(dtype).data
-    ids_N = np.frombuffer(content, dtype)
-    vocab = "".join(map(chr, sorted(found)))
-    digest = hashlib.sha256(json.dumps(vocab).encode())
-    sorted_ids = np.argsort(np.argsort(found)).astype(dtype)
+    ids_N, known = np.frombuffer(content, dtype), len(vocab)
+    sorted_ids = np.arange(len(found), dtype=dtype)
+    sorted_ids[known:] = known + np.argsort(np.argsort(found[known:]))
     for part_T in np.array_split(ids_N, len(ids_N) // 2**20 + 1):  # views, which bound the memory
         part_T[:] = sorted_ids[part_T]
-        digest.update(part_T)
-    return ids_N, vocab, digest.hexdigest()
+    return ids_N, vocab + "".join(map(chr, sorted(found[known:]))), digest.hexdigest()
 
 
 def describe_unknown(text: str, vocab: str) -> str:

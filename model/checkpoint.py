@@ -10,21 +10,31 @@ import hashlib
 import io
 import os
 import pickle
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from configs.flags import UserError
+from configs.flags import UserError, to_dict
+from configs.settings import TrainConfig
 from model.system.errors import AbortError, is_out_of_memory, out_of_memory_hint
 from model.system.files import atomic_write
 
-MAGIC = b"QUILLPT7"
+MAGIC = b"QUILLPT8"
+
+
+class Learner(NamedTuple):
+    """What training changes, and what a checkpoint restores."""
+
+    model: nn.Module  # what is trained
+    eval_model: nn.Module  # what is evaluated, saved and sampled: its running average, or itself
+    optimizers: Sequence[Optimizer]
+    scaler: GradScaler
 
 
 @dataclass
@@ -46,22 +56,9 @@ class Checkpoint:
     val_step: int | None = None
     best_val_loss: float | None = None
     best_step: int | None = None
+    chars_per_second: float = 0.0  # of the training steps before the evaluation at val_step
     seconds: float = 0.0  # wall clock when this was saved, summed over resumes
-    first_step_seconds: float = 0.0  # the same at the first step
-    train_seconds: float = 0.0  # spent in training steps
-    chars_per_second: float = 0.0  # of the latest training steps, see record_speed
-    eval_seconds: float = 0.0  # of the latest evaluation, with its saving and pictures
-
-    @property
-    def chars_per_step(self) -> int:
-        """How many characters a step reads."""
-        return self.config["batch_size"] * self.config["block_size"]
-
-    def record_speed(self, steps: int, seconds: float) -> None:
-        """So many steps, those since the last evaluation, took so long."""
-        self.train_seconds += seconds
-        if steps:
-            self.chars_per_second = steps * self.chars_per_step / max(seconds, 1e-9)
+    start_seconds: float = 0.0  # the same after the first step
 
     def record_evaluation(self, val_loss: float) -> bool:
         """Keep the loss of an evaluation at `step`. Returns whether it is the best so far."""
@@ -110,13 +107,15 @@ def load(path: Path | str) -> Checkpoint:
 def load_to_resume(path: Path) -> Checkpoint:
     """`load`, for a run that goes on in the directory of `path`.
 
-    If its best.pt is missing, damaged or of another step, the next evaluation writes it.
+    The best loss is that of its best.pt. If that is missing or damaged, the run counts as not
+    evaluated, so that the next evaluation writes it.
     """
-    checkpoint, best_step = load(path), None
+    checkpoint, best = load(path), Checkpoint()
     with contextlib.suppress(UserError):
-        best_step = load(path.with_name("best.pt")).step
-    if best_step != checkpoint.best_step:
-        checkpoint.best_val_loss = checkpoint.best_step = None
+        best = load(path.with_name("best.pt"))
+    checkpoint.best_val_loss, checkpoint.best_step = best.best_val_loss, best.best_step
+    if best.best_step is None:
+        checkpoint.val_loss = checkpoint.val_step = None
     return checkpoint
 
 
@@ -135,19 +134,31 @@ def resolve(name: str | None, which: str) -> Path:
     return Path(name, f"{which}.pt") if os.path.isdir(name) else Path(name)
 
 
-def capture(
-    checkpoint: Checkpoint,
-    model: nn.Module,
-    average: nn.Module,
-    optimizers: Sequence[Optimizer],
-    scaler: GradScaler,
-) -> None:
+def begin(
+    saved: Checkpoint, learner: Learner, config: TrainConfig, corpus: Any, resumes: bool
+) -> Checkpoint:
+    """What a run begins with: the checkpoint that it resumes, or a new one at step 0.
+
+    The weights of `saved`, with `resumes` also all else, move into `learner`. Raises UserError as
+    `restore_all` does.
+    """
+    if resumes:
+        restore_all(saved, learner)
+    elif saved.model:  # --init_from
+        restore(saved, learner.model)
+        restore(saved, learner.eval_model)
+    saved.model, saved.trained, saved.optimizers = {}, {}, []  # frees the memory
+    settings = {"config": to_dict(config), "vocab": corpus.tokenizer.vocab}
+    return replace(saved if resumes else Checkpoint(data_sha256=corpus.sha256), **settings)
+
+
+def capture(checkpoint: Checkpoint, learner: Learner) -> None:
     """Put weights, optimizer states and scaler into `checkpoint`.
 
-    `average` is a running average of `model`, or `model` itself. Raises AbortError if a parameter
-    or optimizer state is not finite: it is never saved.
+    Raises AbortError if a parameter or optimizer state is not finite: it is never saved.
     """
-    weights = [*model.parameters(), *average.parameters()]
+    model, eval_model, optimizers, scaler = learner
+    weights = [*model.parameters(), *eval_model.parameters()]
     states = [state for optimizer in optimizers for state in optimizer.state.values()]
     tensors = [value for state in states for value in state.values() if torch.is_tensor(value)]
     if not all(tensor.isfinite().all() for tensor in [*weights, *tensors]):
@@ -155,38 +166,46 @@ def capture(
             "the weights are no longer finite. Checkpoints saved before are intact. Try --dtype "
             "float32, or in a new run a smaller --learning_rate."
         )
-    checkpoint.model = average.state_dict()
-    checkpoint.trained = {} if average is model else model.state_dict()
+    checkpoint.model = eval_model.state_dict()
+    checkpoint.trained = {} if eval_model is model else model.state_dict()
     checkpoint.optimizers = [optimizer.state_dict() for optimizer in optimizers]
     checkpoint.scaler = scaler.state_dict()
 
 
-def restore(
-    checkpoint: Checkpoint,
-    model: nn.Module,
-    optimizers: Sequence[Optimizer] = (),
-    scaler: GradScaler | None = None,
-) -> None:
-    """The reverse of `capture`; without optimizers, only the weights.
+def restore_all(checkpoint: Checkpoint, learner: Learner) -> None:
+    """The reverse of `capture`. Raises UserError, with PyTorch's message, if it does not fit."""
+    model, eval_model, optimizers, scaler = learner
+    restore(checkpoint, eval_model)
+    with code_errors():
+        model.load_state_dict(checkpoint.trained or checkpoint.model)
+        if len(optimizers) != (count := len(checkpoint.optimizers)):
+            raise ValueError(f"it has {count} optimizers, the code {len(optimizers)}")
+        for optimizer, state in zip(optimizers, checkpoint.optimizers, strict=True):
+            _restore_optimizer(optimizer, state)
+        if checkpoint.scaler:
+            scaler.load_state_dict(checkpoint.scaler)
+
+
+def restore(checkpoint: Checkpoint, model: nn.Module) -> None:
+    """Only the weights that are used: those of the average, if there is one.
 
     The vocabulary of the model may be larger, if it begins with that of the checkpoint: embeddings
-    and logits of new characters stay as they are. Raises UserError, with PyTorch's message, if the
-    weights do not fit the code.
+    and logits of new characters stay as they are. Raises UserError as `restore_all` does.
     """
     weights, sizes = dict(checkpoint.model), (len(checkpoint.vocab), model.vocab_size)
-    try:
+    with code_errors():
         for name, fresh in model.state_dict().items():
             old = weights.get(name)
             if torch.is_tensor(old) and (*old.shape[:1], *fresh.shape[:1]) == sizes:
                 weights[name] = torch.cat((old, fresh[len(old) :].to(old.device)))
         model.load_state_dict(weights)
-        if optimizers:
-            if len(optimizers) != (count := len(checkpoint.optimizers)):
-                raise ValueError(f"it has {count} optimizers, the code {len(optimizers)}")
-            for optimizer, state in zip(optimizers, checkpoint.optimizers, strict=True):
-                _restore_optimizer(optimizer, state)
-            if scaler is not None and checkpoint.scaler:
-                scaler.load_state_dict(checkpoint.scaler)
+
+
+@contextlib.contextmanager
+def code_errors() -> Iterator[None]:
+    """Turn PyTorch's error about weights of another shape or name into a UserError."""
+    try:
+        yield
     except (RuntimeError, ValueError) as error:
         if is_out_of_memory(error):
             raise

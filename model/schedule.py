@@ -1,39 +1,20 @@
-"""How far a run is, from 0 to 1, and what follows from it: learning rate, evaluations, its end."""
+"""How far a run is, from 0 to 1; the learning rate, which follows from it."""
 
 import math
 
 from configs.settings import OptimConfig, TrainConfig
-from model.checkpoint import Checkpoint
-
-MAX_TIMED_EVALUATIONS = 10  # of a run with --minutes
 
 
-def run_progress(state: Checkpoint, config: TrainConfig, eval_chars: int, seconds: float) -> float:
-    """How much of the run is done: of its steps or of its time, whichever is more.
+def run_progress(step: int, config: TrainConfig, seconds: float, available: float) -> float:
+    """How much of a run is done: of its steps or of its time, whichever is more. At the end 1.
 
-    The time begins with the first step. It ends early enough for a last evaluation, which predicts
-    `eval_chars` characters.
+    `seconds` have passed since the first step, of the `available` ones that --minutes leaves for
+    training. The first step is always made.
     """
-    progress = min(1.0, state.step / config.max_iters)
-    if not config.minutes or state.step == 0:  # make at least one step
-        return progress
-    eval_seconds = state.eval_seconds
-    if not eval_seconds:
-        # An estimate: training takes three times as long for each character as an evaluation. The
-        # first steps take still longer, so no more than a quarter of the run's time.
-        speed = state.step * state.chars_per_step / max(seconds - state.first_step_seconds, 1e-9)
-        eval_seconds = min(eval_chars / (3 * speed), 60 * config.minutes / 4)
-    deadline = 60 * config.minutes - 1.3 * eval_seconds
-    training_seconds = max(deadline - state.first_step_seconds, 1e-9)
-    return min(1.0, max(progress, (seconds - state.first_step_seconds) / training_seconds))
-
-
-def evaluations(progress: float, config: TrainConfig) -> int:
-    """How many evaluations are due until this progress."""
-    count = config.max_iters / config.eval_interval
-    if config.minutes:  # then max_iters may be far away
-        count = min(count, MAX_TIMED_EVALUATIONS)
-    return math.floor(progress * count + 1e-9)
+    progress = step / config.max_iters
+    if config.minutes and step > 0:
+        progress = max(progress, seconds / available if available > 0 else 1.0)
+    return min(progress, 1.0)
 
 
 def learning_rate(step: int, progress: float, config: OptimConfig) -> float:

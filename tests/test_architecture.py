@@ -22,6 +22,7 @@ MAY_IMPORT = {
     "configs": {"configs"},
     "data": {"configs", "data", "model.system.files", "model.system.terminal"},
     "model": {"configs", *MODEL},
+    "model/run.py": {"configs", "model.inspect", *MODEL},
     "model/networks": {"configs.settings", "model.attention", "model.layers"},
     "model/inspect": {"configs", "model.inspect", *MODEL},
     "model/system": {"configs", "model.system"},

@@ -37,6 +37,7 @@ FILES = {
 # and --data good.txt, sampling takes runs/it.
 CASES = [
     ("train.py --data missing.txt", "missing.txt cannot be read"),
+    ("train.py bias=True", "preset bias=True cannot be read"),
     ("train.py --data same.txt", "same.txt is empty or repeats one character"),
     ("train.py --data empty.txt", "empty.txt is empty"),
     ("train.py --data short.txt --val_fraction 0.999", "0 training"),

@@ -18,7 +18,7 @@ from model.checkpoint import Checkpoint
 from model.generate import GenerationConfig, first_character, stream
 from model.inspect.maps import MAP_CHARS, draw_weights
 from model.inspect.record import record_attention
-from model.network import count_parameters, looks_ahead
+from model.network import count_parameters, eval_mode, looks_ahead
 from model.system.device import Machine
 from model.system.logger import Logger
 from model.system.terminal import print_line, quote, unify_line_ends
@@ -72,12 +72,24 @@ def log_evaluation(logger: Logger, state: Checkpoint) -> None:
 
 def warn_if_it_looks_ahead(model: nn.Module) -> None:
     """The most ordinary mistake in an edited network: its loss looks wonderful."""
-    if looks_ahead(model):
+    with eval_mode(model):
+        is_ahead = looks_ahead(model)
+    if is_ahead:
         print_line(
             f"warning: the network {model.config.network} looks ahead: its logits depend on later "
             "characters, so its loss means nothing.",
             sys.stderr,
         )
+
+
+def warn_of_little_time(eval_seconds: float, left: float) -> None:
+    """With --minutes, a run ends with an evaluation. There may be no time for more."""
+    print_line(
+        f"warning: an evaluation takes about {eval_seconds:.0f} s, but --minutes leaves "
+        f"{max(left, 0):.0f} s, so the run makes one step. Use more --minutes or a smaller "
+        "--val_fraction.",
+        sys.stderr,
+    )
 
 
 def log_sample(logger: Logger, model: nn.Module, corpus: Any, step: int) -> None:
@@ -119,7 +131,7 @@ def summarize(state: Checkpoint, corpus: Any, machine: Machine, model: nn.Module
         "val_chars": corpus.val_chars,
         "iters": state.step,
         "seconds": state.seconds,
-        "chars_per_second": state.step * state.chars_per_step / max(state.train_seconds, 1e-9),
+        "chars_per_second": state.chars_per_second,  # as in the last evaluation
         "val_loss": state.val_loss,
         "best_val_loss": best,
         "best_iter": state.best_step,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from configs.flags import UserError
-from configs.settings import CompileConfig, DeviceConfig
+from configs.settings import CompileConfig, DeviceConfig, TrainConfig
 from model.system.processes import Processes
 from model.system.terminal import print_line
 
@@ -76,14 +76,18 @@ class Machine:
         """Keeps float16 gradients in range; for other dtypes it passes everything through."""
         return torch.amp.GradScaler(self.device.type, enabled=self.dtype == torch.float16)
 
-    def prepare(self, network: nn.Module, mode: str, parts: int, ids_BT: Tensor) -> nn.Module:
+    def prepare(self, network: nn.Module, config: TrainConfig) -> nn.Module:
         """What to call in training steps, outside autocast: `network` as it is, or faster.
 
-        The mode on compiles it. The mode auto makes a CUDA graph, which a GPU runs without waiting
-        for Python, but not for several processes or `parts` of a batch. Inputs are like `ids_BT`.
-        If that fails, a line on standard error says so, and one process goes on without it.
-        (Several raise: they could not compute the same.)
+        --compile on compiles it. --compile auto makes a CUDA graph, which a GPU runs without
+        waiting for Python, but not for several processes or micro-batches. If that fails, a line on
+        standard error says so, and one process goes on without it. (Several raise: they could not
+        compute the same.)
         """
+        mode, parts = config.compile, config.gradient_accumulation_steps
+        rows = max(1, config.batch_size // (self.processes.world_size * parts))
+        device = next(network.parameters()).device
+        ids_BT = torch.zeros(rows, config.block_size, dtype=torch.int64, device=device)
         plain = InDtype(network, self.device.type, self.dtype)
         has_graph = self.device.type == "cuda" and self.processes.world_size == parts == 1
         if mode in ("off", "False") or (mode == "auto" and not has_graph):

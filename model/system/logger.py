@@ -37,17 +37,20 @@ class Logger:
     curves; TensorBoard groups tags by what stands before their first slash. Close it at the end.
     """
 
-    def __init__(self, run_dir: Path, config: dict[str, Any], step: int) -> None:
-        """The run begins, or goes on, at `step`."""
+    def __init__(
+        self, run_dir: Path, config: dict[str, Any], step: int, is_evaluated: bool
+    ) -> None:
+        """The run begins, or goes on, at `step`, whose evaluation may be in the curve already."""
         self.run_dir = run_dir
         threading.excepthook = _ignore_disk_errors
         with disk_errors(run_dir):
             for leftover in run_dir.glob(f"*.{'[0-9a-f]' * 32}.tmp"):
                 leftover.unlink()  # of a killed process, see atomic_write
-            # purge_step drops what a killed run logged after its last checkpoint.
+            # What a killed run logged after its last checkpoint is dropped: from these steps on.
+            first_steps = {"train": step, "val": step + is_evaluated}
             self.writers = {
-                split: SummaryWriter(str(run_dir / split), purge_step=step)
-                for split in ("train", "val")
+                split: SummaryWriter(str(run_dir / split), purge_step=first)
+                for split, first in first_steps.items()
             }
             # In the HParams tab: the config, and the curve of this tag (0.0 is a placeholder).
             values = {key: str(v) if isinstance(v, tuple) else v for key, v in config.items()}

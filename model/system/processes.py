@@ -3,6 +3,7 @@
 import atexit
 import os
 import time
+from collections.abc import Sequence
 from typing import TypeVar
 
 import torch
@@ -22,7 +23,9 @@ class Processes:
     Each computes its share of every batch. Only the main one, rank 0, reports and writes files.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, start_time: float | None = None) -> None:
+        """The command began at `start_time` (by time.perf_counter); by default it begins now."""
+        self.start_time = time.perf_counter() if start_time is None else start_time
         self.rank, self.local_rank, self.world_size = 0, 0, 1
         if dist.is_torchelastic_launched():  # by torchrun, which sets these variables
             self.rank = int(os.environ["RANK"])
@@ -57,6 +60,10 @@ class Processes:
         if "/gloo/" in str(error):  # the file of gloo where it was raised
             message = "another process of this run has ended. Its last message says why."
             raise AbortError(message) from None
+
+    def seconds(self) -> float:
+        """How long ago the command began, in this process."""
+        return time.perf_counter() - self.start_time
 
     def batch_rows(self, batch_size: int, accumulation_steps: int) -> slice:
         """This process's rows of a batch. Raises UserError if it cannot be divided evenly."""
@@ -94,15 +101,15 @@ class Processes:
 
     def sum(self, value: float) -> float:
         """The sum of all processes' values, the same on each."""
-        return self._reduce(value, dist.ReduceOp.SUM)
+        return self._reduce([value], dist.ReduceOp.SUM)[0]
 
-    def max(self, value: float) -> float:
-        """The largest of all processes' values, the same on each."""
-        return self._reduce(value, dist.ReduceOp.MAX)
+    def max(self, *values: float) -> list[float]:
+        """Of each value the largest of all processes', the same on each."""
+        return self._reduce(values, dist.ReduceOp.MAX)
 
-    def _reduce(self, value: float, operation: dist.ReduceOp) -> float:
+    def _reduce(self, values: Sequence[float], operation: dist.ReduceOp) -> list[float]:
         if self.world_size == 1:
-            return value
-        reduced = torch.tensor(value, dtype=torch.float64)
+            return list(values)
+        reduced = torch.tensor(values, dtype=torch.float64)
         dist.all_reduce(reduced, operation)
-        return reduced.item()
+        return reduced.tolist()

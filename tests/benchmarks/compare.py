@@ -33,6 +33,7 @@ import torch
 from configs.flags import UserError, make_config, parse_train_command, to_dict
 from configs.settings import TrainConfig
 from data.corpus import Corpus, open_corpus
+from model.budget import choose_settings
 from model.checkpoint import Checkpoint
 from model.network import require_consistent
 from model.system.device import training_machine
@@ -40,7 +41,6 @@ from model.system.errors import AbortError, report_errors
 from model.system.files import atomic_write, lock_run_dir
 from model.system.processes import Processes
 from tests.benchmarks.peer import ROOT, to_flag
-from train import choose_settings
 
 FOLDER = Path("runs/compare")
 TEXT = FOLDER / "text.txt"  # that all runs read
@@ -156,7 +156,7 @@ def make_variant(network: str, common: list[str], own: list[str], text: Corpus) 
     config = make_config(TrainConfig, values)
     machine = training_machine(config, Processes())
     if command.uses_recipe:
-        chosen = choose_settings(config, Checkpoint(), text, machine, start_time=0.0)
+        chosen = choose_settings(config, Checkpoint(), text, machine)
         config = make_config(TrainConfig, chosen | values)
     require_consistent(config)
     surroundings = {"text": text.sha256, "PyTorch": torch.__version__, "device": str(machine)}
@@ -171,7 +171,7 @@ def training_part(common: list[str]) -> Corpus:
     """
     config = make_config(TrainConfig, parse_train_command(common).given)
     whole = open_corpus(config)
-    ids_N = whole.to_model_ids[whole.ids_N[: whole.train_chars]]
+    ids_N = whole.ids_N[: whole.train_chars]
     with atomic_write(TEXT) as file:
         file.write("".join(map(whole.tokenizer.vocab.__getitem__, ids_N.tolist())).encode())
     part = open_corpus(replace(config, data=(str(TEXT),), encoding="utf-8"))

@@ -103,42 +103,42 @@ def made_runs() -> dict[str, int]:
 
 def test_compare_runs_again_only_what_has_changed(copied_tree, text_file, capsys):
     """Equal runs are the same bit for bit; warnings are shown once for each network."""
-    gpt = copied_tree / "model/networks/gpt.py"
-    old = "torch.arange(start, start + T"
-    assert gpt.read_text().count(old) == 1
-    gpt.write_text(gpt.read_text().replace(old, "torch.arange(0, T"))
+    quill = copied_tree / "model/networks/quill.py"
+    old = "cache.kept[self] = padded_BTC[:, -2:]"
+    assert quill.read_text().count(old) == 1
+    quill.write_text(quill.read_text().replace(old, "pass"))
     text_file.write_text(3 * LINES)
-    flags = ["gpt", "gpt", "--a.log_interval=7", f"--data={text_file}", *TINY]
+    flags = ["quill", "quill", "--a.log_interval=7", f"--data={text_file}", *TINY]
     flags += ["--max_iters=2", "--seeds=2", "--val_fraction=0.2"]
     keep_speed(flags, (1.0, 1.0), (1.0, 1.0))
     capsys.readouterr()
     assert compare.main(flags) == 0
     output = capsys.readouterr().out
-    assert "gpt, log_interval 7 and gpt are the same, bit for bit" in output
-    assert output.count("the cache of the network gpt changes its logits") == 2
+    assert "quill, log_interval 7 and quill are the same, bit for bit" in output
+    assert output.count("the cache of the network quill changes its logits") == 2
     assert output.count("word for word in the training text") == 1
     first = made_runs()
-    names = ("gpt, log_interval 7", "gpt")
+    names = ("quill, log_interval 7", "quill")
     assert sorted(first) == sorted(f"{name}/seed-{seed}" for name in names for seed in (1, 2))
-    assert "seed = 2\n" in (compare.FOLDER / "gpt/seed-2/config.toml").read_text()
+    assert "seed = 2\n" in (compare.FOLDER / "quill/seed-2/config.toml").read_text()
 
     # It trains on the training text alone.
     corpus = open_corpus(DataConfig((str(text_file),), val_fraction=0.2))
     assert compare.TEXT.read_text() == (3 * LINES)[: corpus.train_chars]
-    assert "val_fraction = 0.2\n" in (compare.FOLDER / "gpt/seed-1/config.toml").read_text()
+    assert "val_fraction = 0.2\n" in (compare.FOLDER / "quill/seed-1/config.toml").read_text()
 
     # A run is made again if it was stopped or its own network has changed.
-    run, inputs = compare.FOLDER / "gpt/seed-2", make_variants(flags)[1].inputs
-    (copied_tree / "model/networks/quill.py").write_text("raise RuntimeError  # another network\n")
+    run, inputs = compare.FOLDER / "quill/seed-2", make_variants(flags)[1].inputs
+    (copied_tree / "model/networks/gpt.py").write_text("raise RuntimeError  # another network\n")
     assert compare.is_current(run, inputs, copied_tree)
     assert not compare.is_current(run, inputs | {"max_iters": 3}, copied_tree)
     (run / "inputs.json").unlink()
     assert not compare.is_current(run, inputs, copied_tree)
     capsys.readouterr()
-    gpt.write_text("raise RuntimeError('edited')\n")
+    quill.write_text("raise RuntimeError('edited')\n")
     assert compare.main(flags) == 1
     output = capsys.readouterr()
-    assert "seed-1 is made again, since this changed: model/networks/gpt.py" in output.out
+    assert "seed-1 is made again, since this changed: model/networks/quill.py" in output.out
     assert output.err.splitlines()[-1].endswith("RuntimeError: edited")
 
 
@@ -198,9 +198,9 @@ def test_an_error_of_a_run_names_it_and_its_file(copied_tree, text_file, capsys)
 
 def test_a_network_that_looks_ahead_is_refused(copied_tree, text_file, capsys):
     network = copied_tree / "model/networks/gpt.py"
-    old = "causal=True"
+    old = ".masked_fill(is_later_TT, -torch.inf)"
     assert network.read_text().count(old) == 1
-    network.write_text(network.read_text().replace(old, "causal=False"))
+    network.write_text(network.read_text().replace(old, ""))
     flags = ["gpt", "quill", f"--data={text_file}", *TINY, "--max_iters=2"]
     keep_speed(flags, (1.0, 1.0), (1.0, 1.0))
     assert compare.main(flags) == 2

@@ -15,8 +15,8 @@ import train
 from configs.flags import (
     ConfigParser,
     UserError,
-    known_values,
     make_config,
+    merge_settings,
     parse_train_command,
     to_dict,
     to_toml,
@@ -153,7 +153,7 @@ def test_a_flag_changes_only_itself(text_file):
 
 
 def from_command_line(*argv: str) -> TrainConfig:
-    return make_config(TrainConfig, known_values(parse_train_command([*argv]), {}))
+    return merge_settings(parse_train_command([*argv]), {})
 
 
 def test_flags_override_the_preset_and_the_preset_overrides_defaults():
@@ -183,7 +183,7 @@ def test_a_path_may_begin_with_the_home_directory(monkeypatch):
 def test_n_head_0_takes_head_count_from_init_from():
     Path("p.toml").write_text("n_head = 0\ninit_from = 'run'")
     command = parse_train_command(["p.toml"])
-    assert known_values(command, {"n_embd": 192, "n_head": 0})["n_head"] == 3
+    assert merge_settings(command, {"n_embd": 192, "n_head": 0}).n_head == 3
 
 
 @pytest.mark.parametrize("path", sorted(PRESETS.glob("*.toml")), ids=lambda path: path.name)

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.settings import DataConfig
+from configs.settings import DataConfig, TrainConfig
 from data.corpus import MAX_EVAL_CHARS, Corpus, open_corpus, shuffled_starts
 from tests.conftest import LINES
 
@@ -22,6 +22,11 @@ def numbered_text(length: int, val_fraction: float = 0.1, val_split: str = "end"
     return open_corpus(
         DataConfig(("numbered.txt",), val_fraction=val_fraction, val_split=val_split)
     )
+
+
+def of(block_size: int, batch_size: int, seed: int) -> TrainConfig:
+    """The settings that a batch depends on."""
+    return TrainConfig(block_size=block_size, batch_size=batch_size, seed=seed)
 
 
 @pytest.mark.parametrize("known", ["", "zeé", "".join(sorted(set(LINES), reverse=True))])
@@ -39,7 +44,7 @@ def test_given_vocabulary_is_extended_by_new_sorted_characters(text_file, known)
 def test_batches_are_examples_spanning_exactly_the_training_split():
     opened, starts = numbered_text(60, val_fraction=0.4), set()
     for step in range(200):
-        x_BT, y_BT = opened.batch(8, 4, 0, step, slice(None))
+        x_BT, y_BT = opened.batch(of(8, 4, 0), step, slice(None))
         assert torch.equal(x_BT, x_BT[:, :1] + torch.arange(8))
         assert torch.equal(y_BT, x_BT + 1)
         starts |= set(x_BT[:, 0].tolist())
@@ -89,11 +94,11 @@ def test_example_order_is_randomly_reshuffled_per_epoch_and_seed():
 
 def test_example_order_is_independent_of_batch_size_and_rows():
     opened = numbered_text(640)
-    examples_NT, _ = opened.batch(8, 240, seed=1, step=0, rows=slice(None))  # of several epochs
+    examples_NT, _ = opened.batch(of(8, 240, 1), 0, slice(None))  # of several epochs
     for batch_size, step in ((1, 7), (2, 100), (80, 2)):
         batch_BT = examples_NT[step * batch_size : (step + 1) * batch_size]
         for rows in (slice(None), slice(1), slice(batch_size // 2, batch_size)):
-            x_BT, _ = opened.batch(8, batch_size, seed=1, step=step, rows=rows)
+            x_BT, _ = opened.batch(of(8, batch_size, 1), step, rows)
             assert torch.equal(x_BT, batch_BT[rows])
 
 

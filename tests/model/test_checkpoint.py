@@ -15,13 +15,23 @@ from torch.amp import GradScaler
 
 from configs.flags import UserError
 from configs.settings import GPTConfig, OptimConfig
-from model.checkpoint import MAGIC, Checkpoint, capture, load, resolve, restore, save
+from model.checkpoint import (
+    MAGIC,
+    Checkpoint,
+    Learner,
+    capture,
+    load,
+    resolve,
+    restore,
+    restore_all,
+    save,
+)
 from model.network import make_network
 from model.optim import make_optimizers
 from model.system.errors import AbortError
 
 
-def make_run(n_embd: int = 8) -> tuple[nn.Module, list, GradScaler]:
+def make_run(n_embd: int = 8) -> Learner:
     """A model, our optimizers and one of PyTorch's, a scaler; one training step is done."""
     model = make_network(GPTConfig(n_layer=2, n_head=2, n_embd=n_embd), vocab_size=5)
     optimizers = make_optimizers(model, OptimConfig(), torch.float32)
@@ -30,24 +40,23 @@ def make_run(n_embd: int = 8) -> tuple[nn.Module, list, GradScaler]:
         parameter.grad = torch.randn_like(parameter)
     for optimizer in optimizers:
         optimizer.step()
-    return model, optimizers, GradScaler("cpu", init_scale=torch.rand(()).item())
+    return Learner(model, model, optimizers, GradScaler("cpu", init_scale=torch.rand(()).item()))
 
 
 @pytest.fixture
 def state(tmp_path) -> Checkpoint:
     """Saved as last.pt."""
     state = Checkpoint({"lr": 1e-3}, "\n aé中😀", step=7, val_loss=0.1)
-    model, *rest = make_run()
-    capture(state, model, model, *rest)
+    capture(state, make_run())
     save(state, tmp_path / "last.pt")
     return state
 
 
 def test_a_run_is_unchanged_after_saving_loading_and_restoring(tmp_path, state):
     save(state, tmp_path / "last.pt", tmp_path / "best.pt")
-    loaded, (model, *rest) = load(tmp_path / "best.pt"), make_run()
-    restore(loaded, model, *rest)
-    capture(loaded, model, model, *rest)
+    loaded, trained = load(tmp_path / "best.pt"), make_run()
+    restore_all(loaded, trained)
+    capture(loaded, trained)
     torch.testing.assert_close(loaded.model, state.model, rtol=0, atol=0)
     for ours, theirs in zip(loaded.optimizers, state.optimizers, strict=True):
         assert ours["param_groups"] == theirs["param_groups"]
@@ -60,7 +69,7 @@ def test_a_run_is_unchanged_after_saving_loading_and_restoring(tmp_path, state):
 
 @pytest.mark.parametrize("change", ["swapped blocks", "one optimizer more"])
 def test_optimizer_states_of_other_parameters_are_refused(state, change):
-    model, optimizers, scaler = make_run()
+    model, _, optimizers, scaler = make_run()
     if change == "swapped blocks":  # the same names and shapes in another order
         model.blocks._modules = dict(reversed(model.blocks._modules.items()))
         optimizers = make_optimizers(model, OptimConfig(), torch.float32)
@@ -69,13 +78,13 @@ def test_optimizer_states_of_other_parameters_are_refused(state, change):
         optimizers.append(optimizers[0])
     state.model = model.state_dict()  # it fits: only the optimizers do not
     with pytest.raises(UserError, match="does not fit the code in model/"):
-        restore(state, model, optimizers, scaler)
+        restore_all(state, Learner(model, model, optimizers, scaler))
 
 
 @pytest.mark.parametrize("number", [inf, nan])
 @pytest.mark.parametrize("where", ["weights", "average", "optimizer state"])
 def test_numbers_that_are_not_finite_are_never_captured(where, number):
-    model, optimizers, scaler = make_run()
+    model, _, optimizers, scaler = make_run()
     average = copy.deepcopy(model)
     tensors = {
         "weights": model.head.weight,
@@ -84,7 +93,7 @@ def test_numbers_that_are_not_finite_are_never_captured(where, number):
     }
     tensors[where].data[0, 0] = number
     with pytest.raises(AbortError, match="no longer finite"):
-        capture(Checkpoint(), model, average, optimizers, scaler)
+        capture(Checkpoint(), Learner(model, average, optimizers, scaler))
 
 
 class Trap:

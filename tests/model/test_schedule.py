@@ -1,13 +1,12 @@
-"""Tests of the schedule: learning rate, evaluations."""
+"""Tests of the schedule."""
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.flags import make_config
-from configs.settings import OptimConfig, TrainConfig
-from model.schedule import evaluations, learning_rate
+from configs.settings import OptimConfig
+from model.schedule import learning_rate
 
 CLOCKS = st.lists(st.floats(1e-3, 1), min_size=61, max_size=61)  # the time of each step
 
@@ -43,15 +42,3 @@ def test_a_cosine_follows_a_clock_that_runs_unevenly(warmup, seconds):
     assert rates[-1] == pytest.approx(0.1)
     assert (np.diff(rates[warmup:]) <= 1e-12).all()
     assert (np.diff(rates[: warmup + 1]) > 0).all()
-
-
-@given(st.integers(1, 10**4), st.integers(0, 100), st.integers(0, 100))
-def test_evaluations_are_due_every_eval_interval_steps(eval_interval, number, more):
-    """With --minutes, if there would not be more than ten of them."""
-    values = {"eval_interval": eval_interval, "max_iters": (number + more + 1) * eval_interval}
-    config, step = make_config(TrainConfig, values), number * eval_interval
-    assert evaluations(step / config.max_iters, config) == number
-    before_next = step + eval_interval - 1
-    assert evaluations(before_next / config.max_iters, config) == number
-    timed = make_config(TrainConfig, values | {"minutes": 1.0})
-    assert evaluations(1.0, timed) == min(number + more + 1, 10)

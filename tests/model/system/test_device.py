@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
 from configs.flags import UserError
-from configs.settings import CompileConfig, DeviceConfig, GPTConfig, OptimConfig
+from configs.settings import CompileConfig, DeviceConfig, GPTConfig, OptimConfig, TrainConfig
 from model.loss import training_loss
 from model.network import make_network
 from model.optim import make_optimizers, update_average
@@ -235,6 +235,13 @@ def make_small(dropout: float = 0.0) -> nn.Module:
 IDS_BT = torch.tensor([[1, 2, 0, 4], [4, 3, 2, 1]])
 
 
+def steps_of_ids(mode: str = "auto", parts: int = 1) -> TrainConfig:
+    """The settings of training steps that read batches like IDS_BT in so many parts."""
+    rows, block_size = IDS_BT.shape
+    sizes = {"batch_size": rows * parts, "block_size": block_size}
+    return TrainConfig(**sizes, gradient_accumulation_steps=parts, compile=mode)
+
+
 @pytest.mark.parametrize(
     ("mode", "kind", "parts", "expected"),
     [
@@ -253,7 +260,7 @@ def test_training_steps_call_the_network_as_asked_for(
 ):
     network, compiled = make_small(), []
     monkeypatch.setattr(torch, "compile", lambda module, **_: compiled.append(module) or module)
-    fast = Machine(kind, torch.float32).prepare(network, mode, parts, IDS_BT)
+    fast = Machine(kind, torch.float32).prepare(network, steps_of_ids(mode, parts))
     assert graphs == ([network] if expected == "graph" else [])
     assert compiled == ([network] if expected == "compiled" else [])
     output = capsys.readouterr()
@@ -267,7 +274,7 @@ def test_training_with_cuda_graphs_equals_training_without_them(graphs, capsys):
         machine, model = Machine(CUDA, torch.float32), make_small(dropout=0.5)
         average = copy.deepcopy(model).eval().requires_grad_(False)
         fast_model, fast_average = (
-            machine.prepare(network, mode, 1, IDS_BT) for network in (model, average)
+            machine.prepare(network, steps_of_ids(mode)) for network in (model, average)
         )
         optimizers = make_optimizers(model, OptimConfig(), torch.float32)
         for step in range(4):
@@ -322,7 +329,7 @@ def test_without_a_cuda_graph_training_goes_on_as_if_nothing_had_been_tried(
     graphs, capsys, kind, problem
 ):
     network = kind()
-    fast = Machine(CUDA, torch.float32).prepare(network, "auto", 1, IDS_BT)
+    fast = Machine(CUDA, torch.float32).prepare(network, steps_of_ids())
     assert capsys.readouterr().err == f"warning: training without a CUDA graph: {problem}\n"
     assert network.calls == 0
     assert all(p.grad is None for p in network.parameters())

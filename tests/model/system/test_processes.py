@@ -45,7 +45,11 @@ def exchange(variables: dict[str, str]) -> None:
             gradients += layer.weight.grad[0].tolist()
             layer.zero_grad()
         number = processes.rank + 1
-        values = processes.sum(number), processes.max(number), processes.broadcast(f"from {number}")
+        values = (
+            processes.sum(number),
+            processes.max(number, -number),
+            processes.broadcast(f"from {number}"),
+        )
         Path(f"{processes.rank}.json").write_text(json.dumps([gradients, *values]))
 
 
@@ -57,7 +61,7 @@ def test_processes_average_gradients_and_exchange_values(forkserver):
     for process in started:
         process.join(60)
     written = [json.loads(Path(f"{rank}.json").read_text()) for rank in range(2)]
-    assert written == [[[0.5, 1.0, 1.0, 2.0], 3, 2, "from 1"]] * 2
+    assert written == [[[0.5, 1.0, 1.0, 2.0], 3, [2, -1], "from 1"]] * 2
 
 
 @pytest.mark.parametrize(("kind", "has_nccl"), [(None, True), ("cuda", True), ("cuda", False)])

@@ -1,0 +1,184 @@
+"""What a run does between its training steps, without any: its clock, what it saves and keeps."""
+
+import os
+import signal
+import time
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+import torch
+
+from configs.flags import make_config, to_dict
+from configs.settings import TrainConfig
+from data.corpus import open_corpus
+from model import checkpoint
+from model.checkpoint import Checkpoint, Learner
+from model.network import make_network
+from model.run import Run, start_run
+from model.system.device import Machine
+from model.system.processes import Processes
+from tests.conftest import LINES, curve
+
+SIZES = {"n_layer": 1, "n_head": 1, "n_embd": 8, "block_size": 8, "batch_size": 1}
+
+
+class Starter:
+    """start(minutes=1.0): a run whose clock stands still, unless `now` or an evaluation moves it.
+
+    An evaluation takes `eval_seconds`.
+    """
+
+    def __init__(self, text_file: Path) -> None:
+        self.text_file, self.now, self.eval_seconds = text_file, 5.0, 0.0
+        text_file.write_text(LINES[:2890], "utf-8")  # 36 windows of 8 validation characters
+
+    def __call__(self, state: Checkpoint | None = None, **settings) -> AbstractContextManager[Run]:
+        config = make_config(TrainConfig, SIZES | {"data": (str(self.text_file),)} | settings)
+        corpus = open_corpus(config)
+        model = make_network(config, len(corpus.tokenizer.vocab))
+        machine = Machine(torch.device("cpu"), torch.float32, Processes(start_time=self.now))
+        learner = Learner(model, model, [], machine.make_scaler())
+        state = state or Checkpoint(to_dict(config), corpus.tokenizer.vocab)
+
+        def pass_time(module: torch.nn.Module, args: tuple) -> None:
+            self.now += self.eval_seconds if len(args[0]) == 36 else 0.0
+
+        model.register_forward_pre_hook(pass_time)
+        return start_run(config, state, learner, Path("run"), corpus, machine)
+
+    def make_step(self, run: Run, seconds: float = 1.0) -> None:
+        """What the loop does, without the training."""
+        self.now += seconds
+        run.end_step()
+
+
+@pytest.fixture
+def start(text_file, monkeypatch) -> Starter:
+    starter = Starter(text_file)
+    monkeypatch.setattr(time, "perf_counter", lambda: starter.now)
+    Path("run").mkdir()
+    return starter
+
+
+def test_the_time_begins_after_the_first_step_and_leaves_some_for_an_evaluation(start):
+    start.eval_seconds = 10.0
+    with start(minutes=1.0, max_iters=1000) as run:
+        start.now = 5.0 + 10  # with loading and the estimates
+        start.make_step(run, seconds=10)  # slow, since it compiles for example
+        assert run.progress == 1 / 1000
+        for second in range(1, 30):
+            start.make_step(run)
+            assert run.progress == pytest.approx(second / (60 - 20 - 10))
+            assert not run.is_over() and not run.evaluation_is_due()
+        start.make_step(run)
+        assert run.progress == 1 and run.evaluation_is_due()
+        run.evaluate()
+        assert run.is_over() and not run.evaluation_is_due()
+    assert start.now == 5.0 + 60
+
+
+def test_progress_is_that_of_steps_or_of_time_whichever_is_more(start):
+    with start(minutes=1.0, max_iters=10) as run:
+        for step in range(1, 10):
+            start.make_step(run)
+            assert run.progress == step / 10
+        assert not run.is_over()
+        start.make_step(run)
+        assert run.is_over()
+
+
+def test_progress_never_falls(start):
+    """Although the first evaluation takes longer than the others."""
+    seen = []
+    with start(minutes=1.0, max_iters=1000, eval_interval=5) as run:
+        while not run.is_over():
+            if run.evaluation_is_due():
+                start.eval_seconds = 4.0 if run.step == 5 else 1.0
+                run.evaluate()
+            seen.append(run.progress)
+            start.make_step(run)
+    assert seen == sorted(seen)
+    assert len(seen) > 30
+
+
+def test_an_evaluation_longer_than_the_run_gives_one_step_and_is_announced(start, capsys):
+    start.eval_seconds = 90.0
+    with start(minutes=1.0) as run:
+        assert "an evaluation takes about 90 s, but --minutes leaves" in capsys.readouterr().err
+        assert not run.is_over()
+        start.make_step(run)
+        assert run.evaluation_is_due()
+        run.evaluate()
+        assert run.is_over()
+    assert len(curve(Path("run"), "val")) == 1
+
+
+def test_an_evaluation_is_due_once_at_each_interval_and_at_the_end(start):
+    evaluated = []
+    with start(max_iters=10, eval_interval=4) as run:
+        while True:
+            if run.evaluation_is_due():
+                run.evaluate()
+                evaluated.append(run.step)
+            assert not run.evaluation_is_due()
+            if run.is_over():
+                break
+            start.make_step(run)
+    assert evaluated == [4, 8, 10]
+
+
+def test_a_signal_comes_before_an_evaluation_but_not_after_the_last_one(start, monkeypatch):
+    """A complete run ends with status 0. One that is stopped is evaluated when it is resumed."""
+    with start(max_iters=2, eval_interval=1) as run:
+        os.kill(os.getpid(), signal.SIGTERM)
+        start.make_step(run)
+        assert run.is_over() and run.signal == signal.SIGTERM and not run.evaluation_is_due()
+        run.finish()
+    with start(checkpoint.load("run/last.pt"), max_iters=2, eval_interval=1) as run:
+        assert run.evaluation_is_due() and not run.is_over()
+        start.make_step(run)
+        run.signals.append(signal.SIGTERM)  # while it evaluates
+        run.evaluate()
+        assert run.is_over() and not run.signal
+
+
+def test_last_pt_is_saved_every_ten_minutes_and_before_an_evaluation(start):
+    with start() as run:
+        for seconds, expected in ((590, 0), (20, 2), (20, 2)):
+            start.make_step(run, seconds)
+            assert checkpoint.load("run/last.pt").step == expected
+        saved_before = []
+        run.learner.model.register_forward_pre_hook(
+            lambda *_: saved_before.append(checkpoint.load("run/last.pt").val_step)
+        )
+        run.evaluate()
+        assert saved_before[0] is None
+        assert checkpoint.load("run/last.pt").val_step == 3
+
+
+def test_the_speed_is_that_of_the_steps_since_the_last_evaluation(start):
+    start.eval_seconds = 7.0
+    with start() as run:
+        for seconds in (2.0, 4.0):
+            start.make_step(run, seconds)
+            start.make_step(run, seconds)
+            run.evaluate()
+            assert run.state.chars_per_second == 8 / seconds
+        run.evaluate()  # no step has been made
+        assert run.state.chars_per_second == 8 / 4.0
+
+
+def test_a_run_that_goes_on_keeps_the_evaluation_of_its_step_and_none_after_it(start):
+    with start() as run:
+        for _ in range(2):
+            start.make_step(run)
+            run.evaluate()
+            if run.step == 1:
+                saved = checkpoint.load("run/last.pt")
+    time.sleep(1)  # event files are ordered by the second
+    with start(saved) as run:
+        start.make_step(run)
+        start.make_step(run)
+        run.evaluate()
+    assert [step for step, _ in curve(Path("run"), "val")] == [1, 3]
