@@ -110,12 +110,16 @@ def recipe(budget: Budget) -> dict[str, Any]:
         weight_decay = 1.0 if is_gpu else weight_decay
     # As many evaluations as take about a fifteenth of the training time, but 2 to 10. (The default
     # val_fraction is assumed.) On a GPU, each takes as long as 130 steps, mostly for its sample.
-    # With --minutes there may be just one, that of the last step.
     eval_chars = min(budget.train_chars / 9, 2**20)
-    evaluations = 0.2 * share * steps * chars_per_step / eval_chars
-    if is_gpu:
-        evaluations = share * steps / 130
-    evaluations = min(max(round(evaluations), 1 if budget.minutes else 2), 10)
+    eval_steps = 130 if is_gpu else eval_chars / (3 * chars_per_step)  # that take as long as one
+    evaluations = share * steps / (eval_steps if is_gpu else 15 * eval_steps)
+    fewest = 2
+    if budget.minutes:  # three, even at half the speed, unless one takes a tenth of the time
+        fewest = 4 if eval_steps <= 0.1 * share * steps else 1
+    evaluations = min(max(round(evaluations), fewest), 10)
+    eval_interval = math.ceil(iters / evaluations)
+    if budget.minutes:
+        eval_interval = max(1, iters // evaluations) if evaluations > 1 else max_iters
     run_seconds = 60 * budget.minutes * steps / affordable_steps
     is_compiled = budget.device == "cpu" and run_seconds > COMPILE_SECONDS * max(1, n_layer / 4)
     return {
@@ -124,7 +128,7 @@ def recipe(budget: Budget) -> dict[str, Any]:
         "n_embd": n_embd,
         "batch_size": batch_size,
         "max_iters": max_iters,
-        "eval_interval": math.ceil(iters / evaluations) if evaluations > 1 else max_iters,
+        "eval_interval": eval_interval,
         "learning_rate": learning_rate,
         "ema_decay": 0.995 if has_average else 0.0,
         "train_temperature": round(temperature, 2),

@@ -75,6 +75,20 @@ def test_with_minutes_steps_are_limited_by_the_text_alone(budget, minutes):
         assert more["max_iters"] == pytest.approx(settings["max_iters"] * per_step, abs=1)
 
 
+@given(budgets)
+def test_minutes_give_three_evaluations_even_at_half_the_speed(budget):
+    """Unless one takes a tenth of the time: as 130 steps of a GPU, or a third of its characters."""
+    expected = recipe(replace(budget, minutes=0.0))["max_iters"]
+    settings, steps = recipe(replace(budget, minutes=5.0)), expected // 2
+    evaluated = {*range(settings["eval_interval"], steps, settings["eval_interval"]), steps}
+    eval_chars = min(budget.train_chars / 9, 2**20) / 3
+    chars_per_step = settings["batch_size"] * settings["block_size"]
+    eval_steps = 130 if budget.device == "gpu" else eval_chars / chars_per_step
+    takes_long = eval_steps > 0.099 * expected
+    assert len(evaluated) >= 3 or takes_long or steps < 3
+    assert len(evaluated) <= 6
+
+
 @given(budgets, st.integers(1, 100))
 def test_a_longer_text_needs_no_more_regularization(budget, factor):
     budget = replace(budget, flops=min(budget.flops, 1e8 * budget.train_chars))
