@@ -30,6 +30,7 @@ from model.system.signals import catch_signals
 from model.system.terminal import quote
 
 SAVE_SECONDS = 600  # last.pt is saved at least so often
+EXIT_SECONDS = 0.8  # that Python takes to end after PyTorch was used; --minutes counts them
 
 
 @contextmanager
@@ -165,9 +166,9 @@ class Run:
         state, seconds = self.state, self.seconds()
         if state.step <= 1:
             state.start_seconds = seconds  # the first step may take long: it does not count
-        available = 60 * self.config.minutes - self.eval_seconds - state.start_seconds
+        end = 60 * self.config.minutes - EXIT_SECONDS - self.eval_seconds
         passed = seconds - state.start_seconds
-        progress = run_progress(state.step, self.config, passed, available)
+        progress = run_progress(state.step, self.config, passed, end - state.start_seconds)
         # Never less than before, although the time that an evaluation takes is an estimate
         progress = max(progress, self.progress)
         self.progress, signal = self.processes.max(progress, max(self.signals, default=0))

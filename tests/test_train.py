@@ -111,6 +111,7 @@ class Clock:
             add_scalar(writer, tag, *args)
 
         monkeypatch.setattr(time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr("model.run.EXIT_SECONDS", 0.0)
         monkeypatch.setattr(SummaryWriter, "add_scalar", add_and_pass_time)
         at_steps(monkeypatch, range(10**6), pass_time)
 

@@ -57,6 +57,7 @@ class Starter:
 def start(text_file, monkeypatch) -> Starter:
     starter = Starter(text_file)
     monkeypatch.setattr(time, "perf_counter", lambda: starter.now)
+    monkeypatch.setattr("model.run.EXIT_SECONDS", 0.0)
     Path("run").mkdir()
     return starter
 
