@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from torch import Tensor
@@ -210,11 +211,13 @@ class Run:
             self.update_progress()
 
     def estimate_eval_seconds(self) -> None:
-        """From one batch of the validation text, read twice: the first time is slower."""
-        for _ in range(2):
+        """From one batch of the validation text: the median of three times, the first is slow."""
+        seconds = []
+        for _ in range(3):
             eval_start = time.perf_counter()
             self.measure_loss(self.eval_windows[:1])
-            self.eval_seconds = len(self.eval_windows) * (time.perf_counter() - eval_start)
+            seconds.append(time.perf_counter() - eval_start)
+        self.eval_seconds = len(self.eval_windows) * median(seconds)
         left = 60 * self.config.minutes - self.seconds()
         if self.logger and self.step == 0 and self.eval_seconds > left:
             report.warn_of_little_time(self.eval_seconds, left)

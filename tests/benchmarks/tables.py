@@ -51,14 +51,26 @@ ARTICLES = (
     "--network gpt --n_layer 4 --n_head 4 --optimizer adamw --weight_decay 0.1 --warmup_iters 100 "
     "--learning_rate 3e-3 --min_lr 3e-4 --max_iters 1100"
 )
-# What a copy of quill.py has instead of what
+# What a copy of a network has instead of what
 EDITS = {
-    "no attention": ("self.dropout(self.attention(h_BTC, cos_TD, sin_TD, cache))", "0"),
-    "no positions": ("    cos_TD, sin_TD = cos_TD.to(x_BHTD.dtype)", "    return x_BHTD\n{}"),
-    "no token shift": ("        B, T, C = x_BTC.shape\n        sizes", "        return x_BTC\n{}"),
-    "no division by √d": ("causal=True, window=window)", "causal=True, window=window, scale=1.0)"),
-    "no mask": ("causal=True, window=window)", "causal=False)"),
+    "no attention": ("quill", "self.dropout(self.attention(h_BTC, cos_TD, sin_TD, cache))", "0"),
+    "no positions": (
+        "quill",
+        "    cos_TD, sin_TD = cos_TD.to(x_BHTD.dtype)",
+        "    return x_BHTD\n{}",
+    ),
+    "no token shift": (
+        "quill",
+        "        B, T, C = x_BTC.shape\n        sizes",
+        "        return x_BTC\n{}",
+    ),
+    "gpt, no attention": ("gpt", "self.dropout(self.attention(self.norm_1(x_BTC)))", "0"),
+    "gpt, no positions": ("gpt", " + self.position(positions_T)", ""),
+    "gpt, no mask": ("gpt", ".masked_fill(is_later_TT, -torch.inf)", ""),
+    "gpt, no division by √d": ("gpt", " / math.sqrt(q_BHTD.size(-1))", ""),
+    "gpt, no feed-forward layer": ("gpt", "self.dropout(self.mlp(self.norm_2(x_BTC)))", "0"),
 }
+EXERCISE = "--network gpt --max_iters 300"
 
 
 @dataclass(frozen=True)
@@ -90,11 +102,11 @@ RUNS = [
     Run("20 kB, small", "--max_iters 474 --n_embd 64", text="20"),
     Run("gpt", "--network gpt"),
     Run("articles", ARTICLES),
-    Run("one head", "--n_head 1"),
-    *(Run(name, edit=name) for name in ("no division by √d", "no mask")),
+    Run("gpt, 300 steps", EXERCISE, seeds=THREE),
+    Run("gpt, one head", f"{EXERCISE} --n_head 1", seeds=THREE),
     *(
-        Run(name, edit=name, seeds=THREE)
-        for name in ("no attention", "no positions", "no token shift")
+        Run(name, EXERCISE if network == "gpt" else "", seeds=THREE, edit=name)
+        for name, (network, *_) in EDITS.items()
     ),
     Run("AdamW", "--optimizer adamw", seeds=THREE),
     Run("cosine decay to a tenth", "--min_lr 7e-4", seeds=THREE),
@@ -176,11 +188,14 @@ def call(root: Path, *command: object) -> str:
 
 
 # -------------------------------------------------------------------------------- Runs for losses
-def make_runs(texts: Path, workers: int) -> None:
+def make_runs(texts: Path, workers: int, only: str) -> None:
     """All runs of RUNS that are missing; those that start from another's model come last."""
     finished = done()
     missing = [
-        (run, seed) for run in RUNS for seed in run.seeds if (run.name, seed) not in finished
+        (run, seed)
+        for run in RUNS
+        for seed in run.seeds
+        if (run.name, seed) not in finished and re.match(only, run.name)
     ]
     first = [pair for pair in missing if not pair[0].base]
     last = [pair for pair in missing if pair[0].base]
@@ -191,8 +206,8 @@ def make_runs(texts: Path, workers: int) -> None:
         subprocess.run(["git", "clone", "-q", ROOT, folder / "quill"], check=True)
         write_texts(folder, texts)
         networks = folder / "quill/model/networks"
-        for i, (old, new) in enumerate(EDITS.values()):
-            source = (networks / "quill.py").read_text("utf-8")
+        for i, (network, old, new) in enumerate(EDITS.values()):
+            source = (networks / f"{network}.py").read_text("utf-8")
             assert old in source, old
             (networks / f"edit{i}.py").write_text(source.replace(old, new.format(old)), "utf-8")
         for pairs in (first, last):
@@ -400,10 +415,13 @@ def temperatures() -> str:
 
 def exercises() -> str:
     lines = {
-        "nothing": DEFAULT,
-        "`scale=1.0` in the call of `attend`: no division by √d": "no division by √d",
-        "`--n_head 1`: one head instead of two": "one head",
-        "`causal=False` in the call of `attend`: no mask": "no mask",
+        "nothing": "gpt, 300 steps",
+        "no attention: `0` for `self.dropout(self.attention(…))`": "gpt, no attention",
+        "no feed-forward layer: `0` for `self.dropout(self.mlp(…))`": "gpt, no feed-forward layer",
+        "no positions: without `+ self.position(positions_T)`": "gpt, no positions",
+        "no mask: without `.masked_fill(…)`": "gpt, no mask",
+        "no division by √d: without `/ math.sqrt(…)`": "gpt, no division by √d",
+        "one head instead of two: `--n_head 1`": "gpt, one head",
     }
     return table(("change", "loss"), *((title, loss(name)) for title, name in lines.items()))
 
@@ -480,9 +498,10 @@ def main() -> None:
     parser.add_argument("--texts", type=Path, help="the folder of moby.txt and spanish.txt")
     parser.add_argument("--nanogpt", type=Path, help="a clone of karpathy/nanoGPT")
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--only", default="", help="run: the names that begin with this pattern")
     args = parser.parse_args()
     if args.task == "run":
-        make_runs(args.texts, args.workers)
+        make_runs(args.texts, args.workers, args.only)
     if args.task == "time":
         make_times(args.nanogpt)
     if args.task == "write":

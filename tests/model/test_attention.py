@@ -1,5 +1,6 @@
 """Tests of attention: the equation, the fused kernel, positions, the projections."""
 
+from types import ModuleType
 from unittest.mock import Mock
 
 import pytest
@@ -9,7 +10,8 @@ from torch import nn
 
 from configs.settings import GPTConfig
 from model.attention import attend, attend_by_equation, attend_by_kernel, attention_weights
-from model.networks.quill import Attention, rotate, rotation_angles
+from model.networks import gpt, quill
+from model.networks.quill import rotate, rotation_angles
 
 NO_POSITIONS = torch.ones(6, 4).double(), torch.zeros(6, 4).double()  # angles of zero
 
@@ -90,29 +92,33 @@ def test_scaling_keeps_the_variance_of_the_scores_at_1(D):
     assert (scores - scores.mean(-1, keepdim=True)).var().item() == pytest.approx(1, rel=0.1)
 
 
-def random_attention() -> Attention:
+def random_attention(network: ModuleType = quill) -> nn.Module:
     """Three heads of width 4, in which no matrix is zero."""
     torch.manual_seed(1)
-    attention = Attention(GPTConfig(n_embd=12, n_head=3)).double()
+    attention = network.Attention(GPTConfig(n_embd=12, n_head=3)).double()
     nn.init.normal_(attention.proj.weight)
     return attention
 
 
-def test_query_key_value_matrices_differ_and_affinity_is_asymmetric():
-    attention, x = random_attention(), randn(6, 12)
+@pytest.mark.parametrize("network", [gpt, quill])
+def test_query_key_value_matrices_differ_and_affinity_is_asymmetric(network):
+    attention, x = random_attention(network), randn(6, 12)
     q, k, v = (layer(x) for layer in (attention.query, attention.key, attention.value))
     assert not any(torch.allclose(*pair) for pair in ((q, k), (q, v), (k, v)))
     assert not torch.allclose(q @ k.mT, (q @ k.mT).mT)
 
 
-def test_multi_head_attention_equals_single_heads_in_parallel():
-    attention, x = random_attention(), randn(2, 5, 12)
-    angles = rotation_angles(0, 5, 4, like=x)
+@pytest.mark.parametrize("network", [gpt, quill])
+def test_multi_head_attention_equals_single_heads_in_parallel(network):
+    attention, x = random_attention(network), randn(2, 5, 12)
+    angles = rotation_angles(0, 5, 4, like=x) if network is quill else ()
     heads = []
     for h in range(3):
         layers = (attention.query, attention.key, attention.value)
         q, k, v = (x @ layer.weight[4 * h : 4 * h + 4].mT for layer in layers)
-        heads.append(attend(rotate(q, *angles), rotate(k, *angles), v))
+        if network is quill:
+            q, k = rotate(q, *angles), rotate(k, *angles)
+        heads.append(attend(q, k, v))
     expected = torch.cat(heads, dim=-1) @ attention.proj.weight.mT
     torch.testing.assert_close(attention(x, *angles), expected)
 
