@@ -17,13 +17,13 @@ from configs.settings import TrainConfig
 from data.corpus import Corpus, open_corpus
 from data.reader import is_stream
 from model import checkpoint
-from model.budget import choose_settings
-from model.checkpoint import Checkpoint, Learner
+from model.checkpoint import Checkpoint, Learner, RunState
 from model.inspect import report
 from model.loss import cross_entropy, training_loss
 from model.network import make_network, network_class, require_consistent
 from model.optim import AVERAGE_FROM, make_optimizers, update_average
-from model.run import open_run, require_same_text, start_run
+from model.recipe_inputs import choose_settings
+from model.run import load_saved, open_run_dir, require_same_text, start_run
 from model.schedule import learning_rate
 from model.system.device import Machine, seed_all, training_machine
 from model.system.errors import out_of_memory_hint, report_errors
@@ -41,10 +41,10 @@ def main(argv: list[str]) -> None:
         raise UserError("several processes cannot read the same stream. Name files with --data.")
     with (
         processes,
-        open_run(command, processes) as (saved, run_dir),
+        open_run_dir(command, processes) as run_dir,
         out_of_memory_hint(LESS_MEMORY),
     ):
-        signal = train(command, saved, run_dir, processes)
+        signal = train(command, run_dir, processes)
     if signal:
         sys.exit(128 + signal)
 
@@ -52,9 +52,9 @@ def main(argv: list[str]) -> None:
 def set_up(
     command: Command, saved: Checkpoint, processes: Processes
 ) -> tuple[TrainConfig, Corpus, Machine]:
-    """The settings, the text, the machine. `saved` is as for `train`.
+    """The settings, the text, the machine. Raises UserError if they do not fit together.
 
-    Raises UserError if they do not fit together.
+    `saved` is the checkpoint of --resume or --init_from, or empty.
     """
     config = merge_settings(command, saved.config)
     network_class(config.network)  # an unknown name is refused before the text is read
@@ -69,12 +69,12 @@ def set_up(
     return config, corpus, machine
 
 
-def train(command: Command, saved: Checkpoint, run_dir: Path, processes: Processes) -> int:
+def train(command: Command, run_dir: Path, processes: Processes) -> int:
     """The whole run, from top to bottom; what it does beside training is in model/run.py.
 
-    `saved` is the checkpoint to resume, or to take weights from, or empty. Returns the number of
-    the signal that ended the run, or 0.
+    Returns the number of the signal that ended the run, or 0.
     """
+    saved = load_saved(command)
     config, corpus, machine = set_up(command, saved, processes)
     parts = config.gradient_accumulation_steps  # micro-batches of a batch
     rows = processes.batch_rows(config.batch_size, parts)  # this process's share of each batch
@@ -87,13 +87,18 @@ def train(command: Command, saved: Checkpoint, run_dir: Path, processes: Process
     # What is evaluated, saved and sampled: a running average of the model, or the model itself.
     has_average = config.ema_decay > 0
     eval_model = copy.deepcopy(model).eval().requires_grad_(False) if has_average else model
-    learner = Learner(model, eval_model, optimizers, scaler)
-    state = checkpoint.begin(saved, learner, config, corpus, resumes=command.resume is not None)
+    learner, state = Learner(model, eval_model, optimizers, scaler), RunState()
+    if command.resume is not None:
+        state = checkpoint.restore_run(saved, learner)
+    elif config.init_from is not None:
+        checkpoint.restore(saved, model)
+        checkpoint.restore(saved, eval_model)
+    del saved  # its memory
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     if processes.is_main:
         report.print_header(config, corpus, machine, model, run_dir)
 
-    # In training steps, fast networks with the same weights: compiled, or CUDA graphs.
+    # What training steps call: these networks under autocast, perhaps compiled or as CUDA graphs.
     training_model = processes.wrap(model)  # in DDP, if there are several processes
     fast_model = machine.prepare(training_model, config)
     fast_average = machine.prepare(eval_model, config) if has_average else None
@@ -106,7 +111,7 @@ def train(command: Command, saved: Checkpoint, run_dir: Path, processes: Process
             if run.is_over():  # by max_iters, --minutes or a signal
                 break
 
-            step = run.step
+            step = state.step
             lr = learning_rate(step, run.progress, config)
             for group in groups:
                 group["lr"] = lr
@@ -115,7 +120,7 @@ def train(command: Command, saved: Checkpoint, run_dir: Path, processes: Process
             is_logged = step % config.log_interval == 0
             learns_from_average = has_average and step >= AVERAGE_FROM
             train_loss = torch.zeros((), device=machine.device)
-            seed_all(config.seed, step, processes.rank)  # for dropout
+            seed_all(config.seed, step, processes.rank)  # all that is random in this step
             x, y = machine.to_device(*corpus.batch(config, step, rows))
             for i, (x_BT, y_BT) in enumerate(zip(x.chunk(parts), y.chunk(parts), strict=True)):
                 training_model.require_backward_grad_sync = i == parts - 1  # DDP: once a step
@@ -141,7 +146,8 @@ def train(command: Command, saved: Checkpoint, run_dir: Path, processes: Process
 
             if is_logged:
                 run.log(train_loss, grad_norm, lr)
-            run.end_step()  # counts it, looks at the clock, saves every ten minutes
+            state.step += 1
+            run.update()  # looks at the clock and for signals, saves every ten minutes
         run.finish()
     return run.signal
 

@@ -11,7 +11,7 @@ import io
 import os
 import pickle
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from configs.flags import UserError, to_dict
-from configs.settings import TrainConfig
+from configs.flags import UserError
 from model.system.errors import AbortError, is_out_of_memory, out_of_memory_hint
 from model.system.files import atomic_write
 
@@ -38,8 +37,30 @@ class Learner(NamedTuple):
 
 
 @dataclass
-class Checkpoint:
-    """All that is needed to sample, or, together with the text, to resume a run exactly.
+class RunState:
+    """How far a run is. A step is counted by train.py, all else is measured by model/run.py."""
+
+    step: int = 0  # optimizer steps done
+    val_loss: float | None = None  # nats per character, measured at val_step
+    val_step: int | None = None
+    best_val_loss: float | None = None
+    best_step: int | None = None
+    chars_per_second: float = 0.0  # of the latest training steps before an evaluation
+    seconds: float = 0.0  # wall clock when this was saved, summed over resumes
+    start_seconds: float = 0.0  # the same after the first step
+
+    def record_evaluation(self, val_loss: float) -> bool:
+        """Keep the loss of an evaluation at `step`. Returns whether it is the best so far."""
+        is_best = self.best_val_loss is None or val_loss < self.best_val_loss
+        self.val_loss, self.val_step = val_loss, self.step
+        if is_best:
+            self.best_val_loss, self.best_step = val_loss, self.step
+        return is_best
+
+
+@dataclass
+class Checkpoint(RunState):
+    """What a file holds: enough to sample, or, together with the text, to resume a run exactly.
 
     It holds no random state: whatever is random is a function of the config's seed and `step`.
     """
@@ -51,22 +72,6 @@ class Checkpoint:
     trained: dict[str, Tensor] = field(default_factory=dict)  # then that of the trained network
     optimizers: list[dict[str, Any]] = field(default_factory=list)  # state dicts
     scaler: dict[str, Any] = field(default_factory=dict)  # state dict
-    step: int = 0  # optimizer steps done
-    val_loss: float | None = None  # nats per character, measured at val_step
-    val_step: int | None = None
-    best_val_loss: float | None = None
-    best_step: int | None = None
-    chars_per_second: float = 0.0  # of the training steps before the evaluation at val_step
-    seconds: float = 0.0  # wall clock when this was saved, summed over resumes
-    start_seconds: float = 0.0  # the same after the first step
-
-    def record_evaluation(self, val_loss: float) -> bool:
-        """Keep the loss of an evaluation at `step`. Returns whether it is the best so far."""
-        is_best = self.best_val_loss is None or val_loss < self.best_val_loss
-        self.val_loss, self.val_step = val_loss, self.step
-        if is_best:
-            self.best_val_loss, self.best_step = val_loss, self.step
-        return is_best
 
 
 def save(checkpoint: Checkpoint, *paths: Path) -> None:
@@ -134,45 +139,35 @@ def resolve(name: str | None, which: str) -> Path:
     return Path(name, f"{which}.pt") if os.path.isdir(name) else Path(name)
 
 
-def begin(
-    saved: Checkpoint, learner: Learner, config: TrainConfig, corpus: Any, resumes: bool
+def capture(
+    learner: Learner, state: RunState, config: dict[str, Any], vocab: str, data_sha256: str
 ) -> Checkpoint:
-    """What a run begins with: the checkpoint that it resumes, or a new one at step 0.
-
-    The weights of `saved`, with `resumes` also all else, move into `learner`. Raises UserError as
-    `restore_all` does.
-    """
-    if resumes:
-        restore_all(saved, learner)
-    elif saved.model:  # --init_from
-        restore(saved, learner.model)
-        restore(saved, learner.eval_model)
-    saved.model, saved.trained, saved.optimizers = {}, {}, []  # frees the memory
-    settings = {"config": to_dict(config), "vocab": corpus.tokenizer.vocab}
-    return replace(saved if resumes else Checkpoint(data_sha256=corpus.sha256), **settings)
-
-
-def capture(checkpoint: Checkpoint, learner: Learner) -> None:
-    """Put weights, optimizer states and scaler into `checkpoint`.
+    """A checkpoint of a run as it is now. Its weights are not copied.
 
     Raises AbortError if a parameter or optimizer state is not finite: it is never saved.
     """
     model, eval_model, optimizers, scaler = learner
     weights = [*model.parameters(), *eval_model.parameters()]
-    states = [state for optimizer in optimizers for state in optimizer.state.values()]
-    tensors = [value for state in states for value in state.values() if torch.is_tensor(value)]
+    kept = [values for optimizer in optimizers for values in optimizer.state.values()]
+    tensors = [value for values in kept for value in values.values() if torch.is_tensor(value)]
     if not all(tensor.isfinite().all() for tensor in [*weights, *tensors]):
         raise AbortError(
             "the weights are no longer finite. Checkpoints saved before are intact. Try --dtype "
             "float32, or in a new run a smaller --learning_rate."
         )
-    checkpoint.model = eval_model.state_dict()
-    checkpoint.trained = {} if eval_model is model else model.state_dict()
-    checkpoint.optimizers = [optimizer.state_dict() for optimizer in optimizers]
-    checkpoint.scaler = scaler.state_dict()
+    return Checkpoint(
+        **vars(state),
+        config=config,
+        vocab=vocab,
+        data_sha256=data_sha256,
+        model=eval_model.state_dict(),
+        trained={} if eval_model is model else model.state_dict(),
+        optimizers=[optimizer.state_dict() for optimizer in optimizers],
+        scaler=scaler.state_dict(),
+    )
 
 
-def restore_all(checkpoint: Checkpoint, learner: Learner) -> None:
+def restore_run(checkpoint: Checkpoint, learner: Learner) -> RunState:
     """The reverse of `capture`. Raises UserError, with PyTorch's message, if it does not fit."""
     model, eval_model, optimizers, scaler = learner
     restore(checkpoint, eval_model)
@@ -184,13 +179,14 @@ def restore_all(checkpoint: Checkpoint, learner: Learner) -> None:
             _restore_optimizer(optimizer, state)
         if checkpoint.scaler:
             scaler.load_state_dict(checkpoint.scaler)
+    return RunState(**{f.name: getattr(checkpoint, f.name) for f in fields(RunState)})
 
 
 def restore(checkpoint: Checkpoint, model: nn.Module) -> None:
     """Only the weights that are used: those of the average, if there is one.
 
     The vocabulary of the model may be larger, if it begins with that of the checkpoint: embeddings
-    and logits of new characters stay as they are. Raises UserError as `restore_all` does.
+    and logits of new characters stay as they are. Raises UserError as `restore_run` does.
     """
     weights, sizes = dict(checkpoint.model), (len(checkpoint.vocab), model.vocab_size)
     with code_errors():

@@ -1,4 +1,4 @@
-"""What a training run does beside training: directory, clock, evaluations, saving, logs, its end.
+"""What a training run does beside training: its directory, clock, evaluations, saving, logs, end.
 
 The loop is in train.py. A corpus is an argument, as data/corpus.py makes it; model/ does not import
 data/.
@@ -14,13 +14,12 @@ from typing import Any
 
 from torch import Tensor
 
-from configs.flags import Command, UserError, make_config, to_toml
+from configs.flags import Command, UserError, make_config, to_dict, to_toml
 from configs.settings import TrainConfig
 from model import checkpoint
-from model.checkpoint import Checkpoint, Learner
+from model.checkpoint import Checkpoint, Learner, RunState
 from model.inspect import report
 from model.loss import evaluate
-from model.network import eval_mode
 from model.schedule import run_progress
 from model.system.device import Machine
 from model.system.errors import require_finite
@@ -35,32 +34,33 @@ EXIT_SECONDS = 0.8  # that Python takes to end after PyTorch was used; --minutes
 
 
 @contextmanager
-def open_run(command: Command, processes: Processes) -> Iterator[tuple[Checkpoint, Path]]:
-    """The checkpoint of --resume or --init_from, or an empty one; the run directory.
-
-    The main process locks it, before it reads what another one might be writing.
-    """
-    if command.resume is not None:
-        path = checkpoint.resolve(command.resume, "last")
-        if os.path.isfile(path) and not os.access(path.parent, os.W_OK):
-            raise UserError(
-                f"{path.parent} cannot be written. Copy the run with cp -r, or start a new one "
-                f"with --init_from {quote(path.parent)}"
-            )
-        with lock_run_dir(path.parent) if processes.is_main else nullcontext():
-            saved = checkpoint.load_to_resume(path)
-            if (max_iters := command.given.get("max_iters", saved.step)) < saved.step:
-                raise UserError(
-                    f"max_iters is {max_iters}, but the run has made {saved.step} steps."
-                )
-            yield saved, path.parent
+def open_run_dir(command: Command, processes: Processes) -> Iterator[Path]:
+    """The run directory, that of --resume or a new one. The main process locks it."""
+    if command.resume is None:
+        out_dir = command.given.get("out_dir")
+        with new_run_dir(out_dir) if processes.is_main else nullcontext() as run_dir:
+            yield processes.broadcast(run_dir)
         return
-    saved = Checkpoint()
+    path = checkpoint.resolve(command.resume, "last")
+    if os.path.isfile(path) and not os.access(path.parent, os.W_OK):
+        raise UserError(
+            f"{path.parent} cannot be written. Copy the run with cp -r, or start a new one "
+            f"with --init_from {quote(path.parent)}"
+        )
+    with lock_run_dir(path.parent) if processes.is_main else nullcontext():
+        yield path.parent
+
+
+def load_saved(command: Command) -> Checkpoint:
+    """The checkpoint of --resume or --init_from, or an empty one."""
+    if command.resume is not None:
+        saved = checkpoint.load_to_resume(checkpoint.resolve(command.resume, "last"))
+        if (max_iters := command.given.get("max_iters", saved.step)) < saved.step:
+            raise UserError(f"max_iters is {max_iters}, but the run has made {saved.step} steps.")
+        return saved
     if "init_from" in command.given:
-        saved = checkpoint.load(checkpoint.resolve(command.given["init_from"], "best"))
-    out_dir = command.given.get("out_dir")
-    with new_run_dir(out_dir) if processes.is_main else nullcontext() as run_dir:
-        yield saved, processes.broadcast(run_dir)
+        return checkpoint.load(checkpoint.resolve(command.given["init_from"], "best"))
+    return Checkpoint()
 
 
 def require_same_text(command: Command, saved: Checkpoint, corpus: Any) -> None:
@@ -87,7 +87,7 @@ def require_same_text(command: Command, saved: Checkpoint, corpus: Any) -> None:
 @contextmanager
 def start_run(
     config: TrainConfig,
-    state: Checkpoint,
+    state: RunState,
     learner: Learner,
     run_dir: Path,
     corpus: Any,
@@ -102,28 +102,31 @@ def start_run(
         if machine.processes.is_main:
             is_evaluated = state.val_step == state.step
             logger = stack.enter_context(
-                closing(Logger(run_dir, state.config, state.step, is_evaluated))
+                closing(Logger(run_dir, to_dict(config), state.step, is_evaluated))
             )
             with atomic_write(run_dir / "config.toml") as file:
                 file.write(to_toml(config).encode())
             if state.step == 0:
                 report.warn_if_it_looks_ahead(learner.eval_model)
         run = Run(config, state, learner, run_dir, corpus, machine, signals, logger)
-        run.begin()
+        run.save()
+        if config.minutes:
+            run.estimate_eval_seconds()
+        run.update()
         yield run
 
 
 class Run:
     """What a run does between its training steps: evaluate, save, log, end.
 
-    Each process has one; that of the main process writes and prints. The methods that the loop
-    calls exchange values, so all processes call them together.
+    Each process has one; that of the main process writes and prints. `update`, `evaluate` and `log`
+    exchange values, so all processes call them together.
     """
 
     def __init__(
         self,
         config: TrainConfig,
-        state: Checkpoint,
+        state: RunState,
         learner: Learner,
         run_dir: Path,
         corpus: Any,
@@ -145,27 +148,14 @@ class Run:
         windows = corpus.eval_windows(config.block_size, chars)
         self.eval_windows = windows[self.processes.rank :: self.processes.world_size]
 
-    @property
-    def step(self) -> int:
-        """How many steps have been made."""
-        return self.state.step
-
-    def begin(self) -> None:
-        """Save, so that the run can be resumed; look at the clock."""
-        self.save()
-        if self.config.minutes:
-            self.estimate_eval_seconds()
-        self.update_progress()
-        self.speed_time = time.perf_counter()
-
     def seconds(self) -> float:
         """How long the run has taken, earlier commands included."""
         return self.earlier_seconds + self.processes.seconds()
 
-    def update_progress(self) -> None:
-        """Look at the clock and for signals: the same progress and signal in all processes."""
+    def update(self) -> None:
+        """Look at the clock and for signals: the same in all processes. Save every ten minutes."""
         state, seconds = self.state, self.seconds()
-        if state.step <= 1:
+        if state.step > 0 and not state.start_seconds:
             state.start_seconds = seconds  # the first step may take long: it does not count
         end = 60 * self.config.minutes - EXIT_SECONDS - self.eval_seconds
         passed = seconds - state.start_seconds
@@ -176,6 +166,8 @@ class Run:
         self.signal = int(signal)
         if self.logger:
             self.logger.show_progress(state.step, self.progress)
+        if seconds - state.seconds > SAVE_SECONDS:
+            self.save()
 
     def is_over(self) -> bool:
         """Whether max_iters, --minutes or a signal ends the run before the next step."""
@@ -183,43 +175,45 @@ class Run:
 
     def evaluation_is_due(self) -> bool:
         """Whether this step ends an interval, or the run, and is not evaluated yet."""
-        ends = self.progress >= 1 or (self.step > 0 and self.step % self.config.eval_interval == 0)
-        return ends and self.step != self.state.val_step and not self.signal
+        step = self.state.step
+        ends = self.progress >= 1 or (step > 0 and step % self.config.eval_interval == 0)
+        return ends and step != self.state.val_step and not self.signal
 
     def evaluate(self) -> None:
-        """Measure the validation loss, save, report, with a sample and attention maps."""
+        """Measure the validation loss, report it with a sample and attention maps, save."""
         state, eval_model = self.state, self.learner.eval_model
         self.machine.synchronize()  # a GPU may have steps to do
         eval_start = time.perf_counter()
         if steps := state.step - self.speed_step:
             chars = steps * self.config.batch_size * self.config.block_size
             state.chars_per_second = chars / max(eval_start - self.speed_time, 1e-9)
-        self.save()  # if it is killed from here on, a resumed run begins with this evaluation
+        self.save()  # if the run is killed before the end, resuming begins with this evaluation
         val_loss = self.measure_loss(self.eval_windows)
         require_finite("validation loss", val_loss, state.step)
         is_best = state.record_evaluation(val_loss)
         if self.logger:
             report.log_evaluation(self.logger, state)
+            report.log_sample(self.logger, eval_model, self.corpus, state.step)
+            report.log_maps(self.logger, eval_model, self.corpus, state.step)
         self.save(is_best)
-        if self.logger:
-            with eval_mode(eval_model):
-                report.log_sample(self.logger, eval_model, self.corpus, state.step)
-                report.log_maps(self.logger, eval_model, self.corpus, state.step)
         self.speed_step, self.speed_time = state.step, time.perf_counter()
         self.eval_seconds = self.speed_time - eval_start
-        if self.progress < 1:  # time has passed; but once the run is complete, no signal counts
-            self.update_progress()
+        if self.progress < 1:  # a signal that comes in the last evaluation has nothing to stop
+            self.update()
 
     def estimate_eval_seconds(self) -> None:
-        """From one batch of the validation text: the median of three times, the first is slow."""
+        """From a sample and the median of three batches, of which the first is slow."""
         seconds = []
         for _ in range(3):
-            eval_start = time.perf_counter()
+            batch_start = time.perf_counter()
             self.measure_loss(self.eval_windows[:1])
-            seconds.append(time.perf_counter() - eval_start)
-        self.eval_seconds = len(self.eval_windows) * median(seconds)
+            seconds.append(time.perf_counter() - batch_start)
+        sample_start = time.perf_counter()
+        report.write_sample(self.learner.eval_model, self.corpus)
+        sample_seconds = time.perf_counter() - sample_start
+        self.eval_seconds = len(self.eval_windows) * median(seconds) + sample_seconds
         left = 60 * self.config.minutes - self.seconds()
-        if self.logger and self.step == 0 and self.eval_seconds > left:
+        if self.logger and self.state.step == 0 and self.eval_seconds > left:
             report.warn_of_little_time(self.eval_seconds, left)
 
     def measure_loss(self, windows: Sequence) -> float:
@@ -230,29 +224,28 @@ class Run:
     def log(self, loss: Tensor, grad_norm: Tensor, lr: float) -> None:
         """Add a point to the training curves. Reading a value waits for the device."""
         mean_loss = self.processes.sum(loss.item()) / self.processes.world_size
-        require_finite("training loss", mean_loss, self.step)
+        require_finite("training loss", mean_loss, self.state.step)
         if not self.learner.scaler.is_enabled():  # in float16 it may overflow
-            require_finite("gradient norm", grad_norm.item(), self.step)
+            require_finite("gradient norm", grad_norm.item(), self.state.step)
         if self.logger:
             optimizer = {"optimizer/learning_rate": lr, "optimizer/grad_norm": grad_norm.item()}
-            self.logger.add_scalars("train", self.step, {"loss": mean_loss} | optimizer)
+            self.logger.add_scalars("train", self.state.step, {"loss": mean_loss} | optimizer)
             self.logger.show_loss(mean_loss)
-
-    def end_step(self) -> None:
-        """Count the step, look at the clock and for signals, save if SAVE_SECONDS have passed."""
-        self.state.step += 1
-        self.update_progress()
-        if self.seconds() - self.state.seconds > SAVE_SECONDS:
-            self.save()
 
     def save(self, is_best: bool = False) -> None:
         """Write last.pt; if this is the best model so far, before it best.pt."""
         self.state.seconds = self.seconds()
         if self.logger:
-            checkpoint.capture(self.state, self.learner)
+            saved = checkpoint.capture(
+                self.learner,
+                self.state,
+                config=to_dict(self.config),
+                vocab=self.corpus.tokenizer.vocab,
+                data_sha256=self.corpus.sha256,
+            )
             self.logger.flush()  # first: a resumed run does not log these steps again
             names = ("best.pt", "last.pt") if is_best else ("last.pt",)
-            checkpoint.save(self.state, *(self.run_dir / name for name in names))
+            checkpoint.save(saved, *(self.run_dir / name for name in names))
 
     def finish(self) -> None:
         """Save what a signal has stopped; write and print what came of the run."""
@@ -260,9 +253,8 @@ class Run:
             self.save()
         if self.logger:
             state, corpus = self.state, self.corpus
-            state.seconds = self.seconds()
-            summary = report.summarize(state, corpus, self.machine, self.learner.model)
-            self.logger.write_summary(summary)
+            model, seconds = self.learner.model, self.seconds()
+            self.logger.write_summary(report.summarize(state, seconds, corpus, self.machine, model))
             report.print_result(
                 state, self.config, corpus, self.run_dir, self.signal, self.first_step
             )

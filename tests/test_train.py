@@ -26,13 +26,13 @@ from configs.recipe import Budget, block_parameters, recipe, step_flops
 from configs.settings import DataConfig, GPTConfig, OptimConfig, TrainConfig
 from data.corpus import open_corpus
 from model import checkpoint
-from model.budget import choose_settings
 from model.checkpoint import Checkpoint
 from model.inspect import report
 from model.loss import evaluate, training_loss
 from model.network import make_network
 from model.networks.quill import GPT
 from model.optim import make_optimizers
+from model.recipe_inputs import choose_settings
 from model.system.device import Machine, choose_dtype, seed_all
 from model.system.processes import Processes
 from tests.conftest import LINES, NO_MASK, TINY, curve, summary
@@ -437,7 +437,7 @@ def test_the_recipe_knows_the_size_of_weights_to_start_with(text_file):
     corpus = open_corpus(DataConfig((str(text_file),)))
     numbers = {"blocks.0.weight": 10**7, "blocks.1.weight": 10**7, "head.weight": 10**8}
     weights = {name: torch.empty(count, device="meta") for name, count in numbers.items()}
-    saved = Checkpoint({"block_size": 16}, model=weights)
+    saved = Checkpoint(config={"block_size": 16}, model=weights)
     machine = Machine(torch.device("cpu"), torch.float32)
     chosen = choose_settings(TrainConfig(), saved, corpus, machine)
     assert chosen == recipe(Budget(corpus.train_chars, parameters=2 * 10**7, block_size=16))
@@ -583,6 +583,8 @@ def test_init_from_keeps_the_loss_and_adds_rows_for_characters(trained_run, text
     flags = ["--data", str(text_file), "--init_from", "base", *flags.split()]
     assert train.main([*flags, "--n_head", "2", "--out_dir", "same"]) == 0
     assert summary(Path("same"))["val_loss"] == pytest.approx(before.best_val_loss, rel=1e-6)
+    assert train.main([*flags, "--ema_decay", "0.9", "--out_dir", "average"]) == 0
+    assert summary(Path("average"))["val_loss"] == pytest.approx(before.best_val_loss, rel=1e-6)
     assert train.main([*flags, "--block_size", "12", "--out_dir", "shorter"]) == 0
     assert summary(Path("shorter"))["val_loss"] == pytest.approx(before.best_val_loss, rel=0.2)
 

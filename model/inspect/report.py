@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from configs.settings import TrainConfig, count_heads
-from model.checkpoint import Checkpoint
+from model.checkpoint import RunState
 from model.generate import GenerationConfig, first_character, stream
 from model.inspect.maps import MAP_CHARS, draw_weights
 from model.inspect.record import record_attention
@@ -57,7 +57,7 @@ def print_header(
     print_line("\n".join(lines), sys.stdout)
 
 
-def log_evaluation(logger: Logger, state: Checkpoint) -> None:
+def log_evaluation(logger: Logger, state: RunState) -> None:
     """The validation loss, as a point of its curve and as a line."""
     losses = {"loss": state.val_loss, "loss_best": state.best_val_loss}
     speed = {"speed/chars_per_second": state.chars_per_second}
@@ -92,12 +92,18 @@ def warn_of_little_time(eval_seconds: float, left: float) -> None:
     )
 
 
-def log_sample(logger: Logger, model: nn.Module, corpus: Any, step: int) -> None:
+def write_sample(model: nn.Module, corpus: Any) -> str:
     """A text that the model writes."""
     vocab = corpus.tokenizer.vocab
     prompt = corpus.tokenizer.encode(first_character(vocab)).tolist()
-    pieces = stream(model, vocab, prompt, GenerationConfig(max_new_tokens=SAMPLE_CHARS))
-    sample = unify_line_ends("".join(piece for _, piece in pieces))
+    config = GenerationConfig(max_new_tokens=SAMPLE_CHARS)
+    with eval_mode(model):
+        return "".join(piece for _, piece in stream(model, vocab, prompt, config))
+
+
+def log_sample(logger: Logger, model: nn.Module, corpus: Any, step: int) -> None:
+    """A text that the model writes, for TensorBoard and on a terminal."""
+    sample = unify_line_ends(write_sample(model, corpus))
     # Indented, it is code in Markdown, which TensorBoard shows as it is.
     logger.add_text("sample", step, indent(sample, "    ", lambda line: True))
     if sys.stdout.isatty():
@@ -109,7 +115,7 @@ def log_maps(logger: Logger, model: nn.Module, corpus: Any, step: int) -> None:
     """What each head looks at in the first characters of the validation text."""
     length = min(model.config.block_size, MAP_CHARS)
     x_BT, _ = corpus.gather_examples(np.array([corpus.train_chars]), length)
-    with record_attention(model) as calls:
+    with eval_mode(model), record_attention(model) as calls:
         model(x_BT.to(next(model.parameters()).device))
     text = "".join(corpus.tokenizer.vocab[id_] for id_ in x_BT[0])
     heads = [
@@ -121,16 +127,18 @@ def log_maps(logger: Logger, model: nn.Module, corpus: Any, step: int) -> None:
         logger.add_image(tag, step, draw_weights(weights_TT, text))
 
 
-def summarize(state: Checkpoint, corpus: Any, machine: Machine, model: nn.Module) -> dict[str, Any]:
-    """What summary.json holds."""
+def summarize(
+    state: RunState, seconds: float, corpus: Any, machine: Machine, model: nn.Module
+) -> dict[str, Any]:
+    """What summary.json holds. The run has taken `seconds`."""
     best = state.best_val_loss
     return {
         "params": count_parameters(model),
-        "vocab_size": len(state.vocab),
+        "vocab_size": len(corpus.tokenizer.vocab),
         "train_chars": corpus.train_chars,
         "val_chars": corpus.val_chars,
         "iters": state.step,
-        "seconds": state.seconds,
+        "seconds": seconds,
         "chars_per_second": state.chars_per_second,  # as in the last evaluation
         "val_loss": state.val_loss,
         "best_val_loss": best,
@@ -143,7 +151,7 @@ def summarize(state: Checkpoint, corpus: Any, machine: Machine, model: nn.Module
 
 
 def print_result(
-    state: Checkpoint,
+    state: RunState,
     config: TrainConfig,
     corpus: Any,
     run_dir: Path,

@@ -33,9 +33,9 @@ import torch
 from configs.flags import UserError, make_config, parse_train_command, to_dict
 from configs.settings import TrainConfig
 from data.corpus import Corpus, open_corpus
-from model.budget import choose_settings
 from model.checkpoint import Checkpoint
 from model.network import require_consistent
+from model.recipe_inputs import choose_settings
 from model.system.device import training_machine
 from model.system.errors import AbortError, report_errors
 from model.system.files import atomic_write, lock_run_dir

@@ -41,7 +41,8 @@ def load_nanogpt(ckpt_path: Path, meta_path: Path) -> Checkpoint:
         itos = PlainUnpickler(file).load()["itos"]
     vocab = "".join(itos[id_] for id_ in range(len(itos)))
     config = {"network": "gpt"} | {name: saved["model_args"][name] for name in SIZES}
-    loaded = Checkpoint(config, vocab, model=convert(saved["model"]), step=saved["iter_num"])
+    weights, step = convert(saved["model"]), saved["iter_num"]
+    loaded = Checkpoint(config=config, vocab=vocab, model=weights, step=step)
     checkpoint.restore(loaded, make_network(GPTConfig(**config), len(vocab)))  # checks the shapes
     return loaded
 

@@ -86,7 +86,6 @@ def test_minutes_give_three_evaluations_even_at_half_the_speed(budget):
     eval_steps = 130 if budget.device == "gpu" else eval_chars / chars_per_step
     takes_long = eval_steps > 0.099 * expected
     assert len(evaluated) >= 3 or takes_long or steps < 3
-    assert len(evaluated) <= 6
 
 
 @given(budgets, st.integers(1, 100))

@@ -19,11 +19,12 @@ from model.checkpoint import (
     MAGIC,
     Checkpoint,
     Learner,
+    RunState,
     capture,
     load,
     resolve,
     restore,
-    restore_all,
+    restore_run,
     save,
 )
 from model.network import make_network
@@ -46,8 +47,8 @@ def make_run(n_embd: int = 8) -> Learner:
 @pytest.fixture
 def state(tmp_path) -> Checkpoint:
     """Saved as last.pt."""
-    state = Checkpoint({"lr": 1e-3}, "\n aé中😀", step=7, val_loss=0.1)
-    capture(state, make_run())
+    numbers = RunState(step=7, val_loss=0.1)
+    state = capture(make_run(), numbers, {"lr": 1e-3}, "\n aé中😀", data_sha256="0")
     save(state, tmp_path / "last.pt")
     return state
 
@@ -55,8 +56,9 @@ def state(tmp_path) -> Checkpoint:
 def test_a_run_is_unchanged_after_saving_loading_and_restoring(tmp_path, state):
     save(state, tmp_path / "last.pt", tmp_path / "best.pt")
     loaded, trained = load(tmp_path / "best.pt"), make_run()
-    restore_all(loaded, trained)
-    capture(loaded, trained)
+    numbers = restore_run(loaded, trained)
+    assert numbers == RunState(step=7, val_loss=0.1)
+    loaded = capture(trained, numbers, loaded.config, loaded.vocab, loaded.data_sha256)
     torch.testing.assert_close(loaded.model, state.model, rtol=0, atol=0)
     for ours, theirs in zip(loaded.optimizers, state.optimizers, strict=True):
         assert ours["param_groups"] == theirs["param_groups"]
@@ -78,7 +80,7 @@ def test_optimizer_states_of_other_parameters_are_refused(state, change):
         optimizers.append(optimizers[0])
     state.model = model.state_dict()  # it fits: only the optimizers do not
     with pytest.raises(UserError, match="does not fit the code in model/"):
-        restore_all(state, Learner(model, model, optimizers, scaler))
+        restore_run(state, Learner(model, model, optimizers, scaler))
 
 
 @pytest.mark.parametrize("number", [inf, nan])
@@ -93,7 +95,7 @@ def test_numbers_that_are_not_finite_are_never_captured(where, number):
     }
     tensors[where].data[0, 0] = number
     with pytest.raises(AbortError, match="no longer finite"):
-        capture(Checkpoint(), Learner(model, average, optimizers, scaler))
+        capture(Learner(model, average, optimizers, scaler), RunState(), {}, "", "")
 
 
 class Trap:

@@ -1,4 +1,4 @@
-"""The settings that the recipe chooses: how much computation there is, on what.
+"""What the recipe is asked, and its answer: the size of the text, the machine, the time.
 
 A corpus is an argument, as data/corpus.py makes it; model/ does not import data/.
 """
