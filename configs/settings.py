@@ -104,7 +104,7 @@ class DeviceConfig:
     device: Annotated[str, "auto (cuda or cpu), cpu, cuda, cuda:N or mps"] = "auto"
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
-        "dtype of matrix products; auto: the fastest for training, float32 for sampling",
+        "dtype of matrix products; auto: the faster one for training, float32 for sampling",
     ] = "auto"
 
 

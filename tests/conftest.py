@@ -24,7 +24,10 @@ import train
 from model import network, networks
 from model.inspect import report
 
-os.environ["CUDA_VISIBLE_DEVICES"] = ""  # tests do not depend on the machine
+# Tests do not depend on the machine, except test_gpu.py.
+GPUS = "CUDA_VISIBLE_DEVICES"
+VISIBLE_GPUS = {GPUS: os.environ[GPUS]} if os.environ.get(GPUS) else {}
+os.environ[GPUS] = ""
 AUTO_DTYPE = os.environ.get("TEST_AUTO_DTYPE", "float32")  # what --dtype auto finds: or bfloat16
 
 # Tiny networks keep one thread busy; a second one would only wait for it.
@@ -66,7 +69,7 @@ def working_in(folder: Path) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         features = dict(torch.cpu.get_capabilities())
-        features |= {"avx512_bf16": AUTO_DTYPE == "bfloat16", "amx_bf16": False}
+        features |= {"avx512_bf16": False, "amx_bf16": AUTO_DTYPE == "bfloat16"}
         patch.setattr(torch.cpu, "get_capabilities", lambda: features)
         patch.setattr(report, "SAMPLE_CHARS", 6)  # sampling would take most of the time
         yield folder

@@ -7,9 +7,9 @@ else may run. `write` puts the tables into the documents and draws their picture
 that nobody edits the tables by hand.
 
 A run belongs to the newest commit that changed the code; those of older ones are made again. On a
-CPU with AVX512-BF16, `time` runs twice: as it is, and as a CPU with AVX2 (ATEN_CPU_CAPABILITY=avx2
-ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2). The default runs of the latter are those of
-all tables.
+CPU where --dtype auto is bfloat16, `time` runs twice: as it is, and as a CPU with AVX2
+(ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2), in float32. The
+default runs of the latter are those of all tables.
 
 FOLDER has moby.txt (2701.txt of Project Gutenberg) and spanish.txt (the files of Debian's
 fortunes-es, joined in the order of their names). DIR is a clone of karpathy/nanoGPT (its prepare.py
@@ -37,7 +37,7 @@ from data.shakespeare import tiny_shakespeare
 from model import checkpoint
 from model.loss import evaluate
 from model.network import make_network
-from model.system.device import Machine
+from model.system.device import Machine, choose_dtype
 from tests.benchmarks.chart import draw_svg, read_losses
 from tests.benchmarks.convert import load_nanogpt
 from tests.benchmarks.peer import CPU_COMMAND, ROOT, nanogpt, quill
@@ -87,7 +87,7 @@ class Run:
 
 
 THREE = (1, 2, 3)
-DEFAULT = "default, AVX2"  # made by `time`
+DEFAULT = "default, float32"  # made by `time`
 DEFAULT_TEMPERATURES = (0, 0.8, 1.5)
 RUNS = [
     Run("moby", text="moby"),
@@ -125,6 +125,13 @@ def cpu() -> str:
     if torch.backends.cpu.get_cpu_capability() == "AVX2":
         return "AVX2"
     return "AVX512-BF16" if torch.cpu.get_capabilities().get("avx512_bf16") else "AVX512"
+
+
+def auto_dtype() -> str:
+    """What --dtype auto takes on this CPU, or on one with the instructions that are left to it."""
+    if cpu() == "AVX2":
+        return "float32"
+    return str(choose_dtype("auto", torch.device("cpu"))).removeprefix("torch.")
 
 
 def stored() -> list[dict]:
@@ -231,21 +238,21 @@ def make_run(folder: Path, run: Run, seed: int) -> None:
 def make_times(nanogpt_dir: Path) -> None:
     """README's commands and nanoGPT's; times are of whole processes, evaluations included."""
     finished = done()
-    dtype = ("--dtype=float32",) if cpu() == "AVX2" else ()
+    dtype = auto_dtype()
 
     def timed(name: str, seed: int, *flags: object, until: float = 0.0) -> None:
-        name = f"{name}, {cpu()}"
+        name = f"{name}, {dtype}"
         if (name, seed) in finished:
             return
         temperatures = DEFAULT_TEMPERATURES if name == DEFAULT else ()
         look = None if until else lambda out: measured(out, temperatures)
-        outcome = quill("--seed", seed, *dtype, *flags, until=until, look=look)
+        outcome = quill("--seed", seed, "--dtype", dtype, *flags, until=until, look=look)
         seconds, loss = outcome.curve[-1]
         row = outcome.looked or {"last": loss}
         store(name=name, seed=seed, seconds=seconds if until else outcome.wall, **row)
         print(f"{name}, seed {seed}: {seconds:.0f} s, {loss:.4f}", flush=True)
 
-    name = f"nanoGPT, {cpu()}"
+    name = f"nanoGPT, {dtype}"  # which Quill is compared in; nanoGPT computes in float32
     if (name, 1337) not in finished:
         theirs = nanogpt(nanogpt_dir, tiny_shakespeare(), *CPU_COMMAND, look=whole_split_loss)
         store(name=name, seed=1337, seconds=theirs.wall, last=theirs.looked)
@@ -254,7 +261,7 @@ def make_times(nanogpt_dir: Path) -> None:
     for seed in THREE:
         timed("default", seed)
         timed("until nanoGPT's loss", seed, "--eval_interval", 25, until=theirs)
-    if cpu() == "AVX2":
+    if dtype == "float32":
         with tempfile.TemporaryDirectory() as folder:
             write_texts(Path(folder))
             for n in (20, 100, 300):
@@ -323,10 +330,10 @@ def losses(name: str) -> str:
 def results() -> str:
     titles = {
         "`python train.py`, seeds 1, 2, 3": DEFAULT,
-        "nanoGPT's CPU command": "nanoGPT, AVX2",
-        "Quill until that loss, seeds 1, 2, 3": "until nanoGPT's loss, AVX2",
-        "`python train.py` in bfloat16, seeds 1, 2, 3": "default, AVX512-BF16",
-        "the same, `--minutes 15 --seed 1`": "15 minutes, AVX512-BF16",
+        "nanoGPT's CPU command": "nanoGPT, float32",
+        "Quill until that loss, seeds 1, 2, 3": "until nanoGPT's loss, float32",
+        "`python train.py` in bfloat16, seeds 1, 2, 3": "default, bfloat16",
+        "the same, `--minutes 15 --seed 1`": "15 minutes, bfloat16",
     }
     lines = ((title, times(name), losses(name)) for title, name in titles.items())
     return table(("command", "time", "loss"), *lines)
@@ -344,7 +351,7 @@ def started(name: str, digits: int = 3) -> str:
 def own_text() -> str:
     lines = []
     for title, name in SHAKESPEARE.items():
-        timed = rows(DEFAULT if name == DEFAULT else f"{name}, AVX2")
+        timed = rows(DEFAULT if name == DEFAULT else f"{name}, float32")
         seconds = mean(row["seconds"] for row in timed)
         lines.append((title, f"{seconds:.0f} s", loss(name, digits=2), started(name, digits=2)))
     return table(("text", "time", "loss", "with `--init_from`"), *lines)

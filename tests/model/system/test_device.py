@@ -75,13 +75,22 @@ def test_a_gpu_that_is_too_old_for_pytorch_is_refused(monkeypatch):
         choose_device("auto", Processes())
 
 
-@pytest.mark.parametrize("feature", ["avx2", "avx512_bf16", "amx_bf16"])
-def test_auto_is_the_fastest_native_dtype_and_float32_for_sampling(monkeypatch, feature):
-    has_bfloat16 = feature != "avx2"
+@pytest.mark.parametrize(
+    ("cpu", "has_fast_bfloat16"),
+    [
+        ({"avx2": True, "cpu_name": "AMD Ryzen"}, False),
+        ({"avx512_bf16": True, "cpu_name": "AMD EPYC"}, True),
+        ({"avx512_bf16": True, "cpu_name": "Intel(R) Xeon(R)"}, False),
+        ({"avx512_bf16": True}, False),  # older versions of PyTorch give no name
+        ({"avx512_bf16": True, "amx_bf16": True, "cpu_name": "Intel(R) Xeon(R)"}, True),
+        ({"amx_bf16": True}, True),
+    ],
+)
+def test_auto_is_the_faster_dtype_and_float32_for_sampling(monkeypatch, cpu, has_fast_bfloat16):
     capabilities = {"cuda": (9, 0), "cuda:1": (7, 5)}  # of two GPUs
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda d: capabilities[str(d)])
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {feature: True}, raising=False)
-    assert choose_dtype("auto", CPU) == (torch.bfloat16 if has_bfloat16 else torch.float32)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: cpu, raising=False)
+    assert choose_dtype("auto", CPU) == (torch.bfloat16 if has_fast_bfloat16 else torch.float32)
     assert choose_dtype("auto", CUDA) == torch.bfloat16
     assert choose_dtype("auto", torch.device("cuda:1")) == torch.float16
     assert choose_dtype("auto", MPS) == torch.float32

@@ -1,0 +1,158 @@
+"""What only a GPU shows: CUDA graphs, float16, checkpoints that move between GPU and CPU.
+
+The suite hides the GPU from itself, so these tests start processes that see it. Each makes several
+runs, since a process takes seconds to start.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from model import checkpoint
+from tests.conftest import LINES, ROOT, VISIBLE_GPUS, summary
+from tests.test_train import assert_same_run, equal
+
+# Each item of the list in the first argument is one run: the step in which it is stopped, or null,
+# and the arguments of train.py.
+RUNS = """
+import itertools, json, os, signal, sys, train
+clip = train.clip_grad_norm_
+for stop_at, argv in json.loads(sys.argv[1]):
+    count = itertools.count()
+    def clip_and_stop(*args):
+        if next(count) == stop_at:
+            os.kill(os.getpid(), signal.SIGINT)
+        return clip(*args)
+    train.clip_grad_norm_ = clip_and_stop
+    print("status", train.main(argv))
+"""
+SIZES = "--n_layer=2 --n_embd=64 --block_size=32 --batch_size=8 --warmup_iters=5 --log_interval=1"
+SIZES += " --learning_rate=0.003 --train_temperature=0.9 --max_iters=60 --eval_interval=30"
+SIZES += " --dropout=0.2 --weight_decay=0.5 --device=cuda --data=text.txt"
+OVERFLOW = """self.init_weights()
+        steps, weight = itertools.count(), self.blocks[0].mlp_1.fc.weight
+        weight.register_hook(lambda grad: grad * (torch.inf if next(steps) == 40 else 1))
+"""
+
+
+@pytest.fixture(scope="session")
+def gpu_env() -> dict[str, str]:
+    """The environment in which a process sees the GPU. Skips the test if there is none."""
+    env = {key: value for key, value in os.environ.items() if key != "CUDA_VISIBLE_DEVICES"}
+    env |= {"PYTHONPATH": str(ROOT)} | VISIBLE_GPUS
+    ask = [sys.executable, "-c", "import torch; print(torch.cuda.is_available())"]
+    if torch.version.cuda is None or "True" not in subprocess.check_output(ask, env=env, text=True):
+        pytest.skip("no CUDA device")
+    return env
+
+
+@pytest.fixture
+def train_on_gpu(gpu_env, text_file, tmp_path):
+    """train_on_gpu(runs, edits): the standard output and error of all runs in one process.
+
+    `edits` are changes of quill, which make the network `mine`.
+    """
+    text_file.write_text(10 * LINES, "utf-8")
+
+    def start(*runs: tuple[int | None, str], edits: dict[str, str] | None = None) -> tuple:
+        for name in ("configs", "data", "model"):
+            shutil.copytree(ROOT / name, tmp_path / name, dirs_exist_ok=True)
+        shutil.copy(ROOT / "train.py", tmp_path)
+        code = (ROOT / "model/networks/quill.py").read_text("utf-8")
+        for old, new in (edits or {}).items():
+            assert old in code
+            code = code.replace(old, new)
+        (tmp_path / "model/networks/mine.py").write_text(code, "utf-8")
+        argument = json.dumps([(stop_at, flags.split()) for stop_at, flags in runs])
+        command = [sys.executable, "-c", RUNS, argument]
+        env = gpu_env | {"PYTHONPATH": str(tmp_path)}
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+        return done.stdout, done.stderr
+
+    return start
+
+
+def weights(run: str) -> list[dict]:
+    """Those of the trained network and of the average, and the optimizer states."""
+    saved = checkpoint.load(f"{run}/last.pt")
+    return [saved.model, saved.trained, saved.optimizers]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("network", ["quill", "gpt"])
+def test_a_run_with_a_cuda_graph_equals_one_without_and_one_that_was_stopped(
+    train_on_gpu, network, dtype
+):
+    """Bit for bit, with dropout and an average, which is learned from from step 50 on."""
+    flags = f"{SIZES} --network={network} --dtype={dtype} --ema_decay=0.9"
+    out, err = train_on_gpu(
+        (None, f"{flags} --out_dir=graph"),
+        (None, f"{flags} --compile=off --out_dir=plain"),
+        (30, f"{flags} --out_dir=stopped"),
+        (None, "--resume=stopped"),
+    )
+    assert out.count("status 0") == 3 and out.count("status 130") == 1
+    assert "without a CUDA graph" not in err
+    assert equal(weights("graph"), weights("plain"))
+    assert_same_run(Path("graph"), Path("stopped"))
+    assert summary(Path("graph"))["device"].startswith("cuda")
+    assert summary(Path("graph"))["dtype"] == dtype
+
+
+def test_a_network_that_reads_a_value_is_trained_without_a_graph(train_on_gpu):
+    line = "x_BTC = norm(self.embedding(ids_BT))"
+    edits = {line: f"{line}\n        x_BTC = x_BTC * (2 if x_BTC[0, 0, 0] > 0 else 1)"}
+    flags = f"{SIZES} --network=mine --out_dir="
+    out, err = train_on_gpu(
+        (None, f"{flags}auto"), (None, f"{flags}off --compile=off"), edits=edits
+    )
+    assert out.count("status 0") == 2
+    assert err.count("warning: training without a CUDA graph") == 1
+    assert equal(weights("auto"), weights("off"))
+
+
+def test_float16_skips_a_step_after_an_overflow(train_on_gpu):
+    edits = {"import torch\n": "import itertools\n\nimport torch\n"}
+    edits |= {"self.init_weights()\n": OVERFLOW}
+    flags = f"{SIZES} --network=mine --dtype=float16 --compile=off --max_iters"
+    out, _ = train_on_gpu(
+        (None, f"{flags}=40 --learning_rate=0 --out_dir=before"),
+        (None, f"{flags}=42 --learning_rate=0 --out_dir=after"),
+        (None, f"{flags}=60 --out_dir=run"),
+        edits=edits,
+    )
+    assert out.count("status 0") == 3
+    before, after = (
+        checkpoint.load(f"{run}/last.pt").scaler["scale"] for run in ("before", "after")
+    )
+    assert after == before / 2
+    assert summary(Path("run"))["val_loss"] < 3
+
+
+def test_checkpoints_move_between_gpu_and_cpu_and_logits_agree(train_on_gpu, gpu_env):
+    flags = f"{SIZES} --dtype=float32 --ema_decay=0.9"
+    out, _ = train_on_gpu(
+        (None, f"{flags} --out_dir=gpu"),
+        (None, f"{flags} --device=cpu --out_dir=cpu"),
+    )
+    assert out.count("status 0") == 2
+    for run in ("gpu", "cpu"):
+        losses = []
+        for device in ("cuda", "cpu"):
+            command = [sys.executable, str(ROOT / "sample.py"), run, "--score=text.txt"]
+            command += [f"--device={device}", "--dtype=float32"]
+            text = subprocess.check_output(command, env=gpu_env, text=True)
+            losses.append(float(text.split()[0]))
+        assert losses[0] == pytest.approx(losses[1], abs=2e-3)  # products in TF32
+    out, _ = train_on_gpu(
+        (None, "--resume=gpu --device=cpu --max_iters=70"),
+        (None, "--resume=cpu --device=cuda --max_iters=70"),
+    )
+    assert out.count("status 0") == 2
+    assert [summary(Path(run))["device"].split(":")[0] for run in ("gpu", "cpu")] == ["cpu", "cuda"]
