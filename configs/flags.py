@@ -104,8 +104,9 @@ class ConfigParser(argparse.ArgumentParser):
     def to_boolean(self, word: str) -> str:
         """--bias=True is --bias, --bias=False is --no-bias. Other words stay."""
         name, _, value = word.partition("=")
-        is_boolean = self.keys.get(name.removeprefix("--")) is bool and name.startswith("--")
-        return {"True": name, "False": f"--no-{name[2:]}"}.get(value, word) if is_boolean else word
+        if not name.startswith("--") or self.keys.get(name[2:]) is not bool:
+            return word
+        return {"True": name, "False": f"--no-{name[2:]}"}.get(value, word)
 
     def parse_preset(self, path: str) -> dict[str, Any]:
         """The values of a TOML file. Each line is read as the flag that it stands for."""
@@ -114,7 +115,8 @@ class ConfigParser(argparse.ArgumentParser):
             values = tomllib.loads(Path(path).read_text("utf-8-sig"))
             for name, value in values.items():
                 is_list = isinstance(value, list) and self.keys.get(name) == TEXTS
-                words += [f"--{name}", *map(str, value)] if is_list else [f"--{name}={value}"]
+                texts = list(map(str, value)) if is_list else [str(value)]
+                words += [f"--{name}={texts[0]}"] if len(texts) == 1 else [f"--{name}", *texts]
         except OSError as error:
             raise UserError(f"preset {path} cannot be read: {error.strerror}. {hint}") from None
         except (ValueError, RecursionError) as error:

@@ -114,8 +114,8 @@ def recipe(budget: Budget) -> dict[str, Any]:
     eval_steps = 130 if is_gpu else eval_chars / (3 * chars_per_step)  # that take as long as one
     evaluations = share * steps / (eval_steps if is_gpu else 15 * eval_steps)
     fewest = 2
-    if budget.minutes:  # three, even at half the speed, unless one takes a tenth of the time
-        fewest = 4 if eval_steps <= 0.1 * share * steps else 1
+    if budget.minutes:  # five, so three at half the speed, unless one takes a tenth of the time
+        fewest = 5 if eval_steps <= 0.1 * share * steps else 1
     evaluations = min(max(round(evaluations), fewest), 10)
     eval_interval = math.ceil(iters / evaluations)
     if budget.minutes:
