@@ -70,7 +70,7 @@ EDITS = {
     "gpt, no division by √d": ("gpt", " / math.sqrt(q_BHTD.size(-1))", ""),
     "gpt, no feed-forward layer": ("gpt", "self.dropout(self.mlp(self.norm_2(x_BTC)))", "0"),
 }
-EXERCISE = "--network gpt --max_iters 300"
+GPT = "--network gpt"
 
 
 @dataclass(frozen=True)
@@ -100,12 +100,11 @@ RUNS = [
     Run("20 kB, long", "--max_iters 474", text="20"),
     Run("20 kB, long, 0.6", "--max_iters 474 --dropout 0.6", text="20"),
     Run("20 kB, small", "--max_iters 474 --n_embd 64", text="20"),
-    Run("gpt", "--network gpt"),
     Run("articles", ARTICLES),
-    Run("gpt, 300 steps", EXERCISE, seeds=THREE),
-    Run("gpt, one head", f"{EXERCISE} --n_head 1", seeds=THREE),
+    Run("gpt", GPT, seeds=THREE),
+    Run("gpt, one head", f"{GPT} --n_head 1", seeds=THREE),
     *(
-        Run(name, EXERCISE if network == "gpt" else "", seeds=THREE, edit=name)
+        Run(name, GPT if network == "gpt" else "", seeds=THREE, edit=name)
         for name, (network, *_) in EDITS.items()
     ),
     Run("AdamW", "--optimizer adamw", seeds=THREE),
@@ -422,7 +421,7 @@ def temperatures() -> str:
 
 def exercises() -> str:
     lines = {
-        "nothing": "gpt, 300 steps",
+        "nothing": "gpt",
         "no attention: `0` for `self.dropout(self.attention(…))`": "gpt, no attention",
         "no feed-forward layer: `0` for `self.dropout(self.mlp(…))`": "gpt, no feed-forward layer",
         "no positions: without `+ self.position(positions_T)`": "gpt, no positions",
