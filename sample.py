@@ -1,11 +1,15 @@
 """Write text with a trained model: python sample.py [RUN_DIR | CHECKPOINT.pt] [--key value ...]"""
 
+import sys
+
+if sys.version_info < (3, 11):
+    sys.exit(f"error: Quill needs Python 3.11 or newer; this is {sys.version.split()[0]}")
+
 import contextlib
 import itertools
 import math
 import os
 import re
-import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,7 +35,6 @@ from model.system.terminal import escape_control_chars, print_line
 
 USAGE = "python sample.py [RUN_DIR | CHECKPOINT.pt] [--key value ...]"
 SEPARATOR = "\n" + "-" * 20 + "\n"
-LINE_ENDS = ("\n", "\r\n", "\r")
 
 
 @dataclass(frozen=True)
@@ -116,7 +119,7 @@ def sample_texts(
             before = (before + piece)[-len(stop) :] if stop else ""
             continue
         separator = SEPARATOR
-        if stop in LINE_ENDS:
+        if stop == "\n":
             separator = "" if before.endswith(stop) else stop
         yield i, separator + prompt + piece
         before = piece
@@ -124,16 +127,12 @@ def sample_texts(
 
 def write(pieces: Iterable[tuple[int, str]]) -> str:
     """Write pieces of texts to standard output at once. Returns the first text."""
-    first = last = ""
+    first = ""
     for i, piece in pieces:
         if i == 0:
             first += piece
-        # The two characters of a line end may be two pieces.
-        is_second = last.endswith("\r") and sys.stdout.isatty()
-        shown = piece.removeprefix("\n") if is_second else piece
         with disk_errors("standard output"):
-            print(escape_control_chars(shown, sys.stdout), end="", flush=True)
-        last = piece
+            print(escape_control_chars(piece, sys.stdout), end="", flush=True)
     return first
 
 

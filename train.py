@@ -1,12 +1,13 @@
 """Train a character-level GPT on a text: python train.py [PRESET.toml] [--key value ...]"""
 
+import sys
 import time
 
-IMPORT_TIME = time.perf_counter()  # when this program started, if it was started by its name
+if sys.version_info < (3, 11):
+    sys.exit(f"error: Quill needs Python 3.11 or newer; this is {sys.version.split()[0]}")
+IMPORT_TIME = time.perf_counter()  # when the program started, unless it is imported
 
-import copy
 import math
-import sys
 from pathlib import Path
 
 import torch
@@ -66,6 +67,10 @@ def set_up(
         chosen = choose_settings(config, saved, corpus, machine)
         config = merge_settings(command, saved.config, chosen)
     require_consistent(config)
+    if config.min_lr > config.learning_rate:
+        raise UserError(
+            f"min_lr is {config.min_lr:g}, above learning_rate, which is {config.learning_rate:g}."
+        )
     return config, corpus, machine
 
 
@@ -85,8 +90,11 @@ def train(command: Command, run_dir: Path, processes: Processes) -> int:
     optimizers = make_optimizers(model, config, muon_dtype=machine.dtype)
     scaler = machine.make_scaler()  # of float16; in another dtype it does nothing
     # What is evaluated, saved and sampled: a running average of the model, or the model itself.
-    has_average = config.ema_decay > 0
-    eval_model = copy.deepcopy(model).eval().requires_grad_(False) if has_average else model
+    has_average, eval_model = config.ema_decay > 0, model
+    if has_average:
+        eval_model = make_network(config, len(corpus.tokenizer.vocab)).to(machine.device)
+        eval_model.load_state_dict(model.state_dict())
+        eval_model.eval().requires_grad_(False)
     learner, state = Learner(model, eval_model, optimizers, scaler), RunState()
     if command.resume is not None:
         state = checkpoint.restore_run(saved, learner)
@@ -132,7 +140,7 @@ def train(command: Command, run_dir: Path, processes: Processes) -> int:
                     train_loss += cross_entropy(logits_BTV.detach(), y_BT) / parts
 
             # Clip the gradients, update the weights. If float16 gradients overflow, no optimizer
-            # makes its step. (GradScaler alone would stop only those that see the overflow.)
+            # makes its step. (GradScaler would decide that for each optimizer separately.)
             for optimizer in optimizers:
                 scaler.unscale_(optimizer)
             grad_norm = clip_grad_norm_(model.parameters(), config.grad_clip or math.inf)

@@ -28,13 +28,16 @@ RESUMABLE = ("data", "max_iters", "minutes", "eval_interval", "log_interval")
 RESUMABLE += ("device", "dtype", "compile", "deterministic", "gradient_accumulation_steps")
 # --init_from cannot change these: the weights would not fit, or would mean something else.
 FIXED = ("network", "n_layer", "n_head", "n_embd", "bias")
-NANOGPT_NAMES = {  # that mean something else here, or nothing
+OTHER_NAMES = {  # of nanoGPT and others, which mean something else here, or nothing
     "start": "For sample.py, it is --prompt.",
     "dataset": "Name a text with --data FILE.",
     "out_dir": "Name the run: python sample.py RUN_DIR.",  # a flag of train.py
     "eval_iters": "An evaluation reads all of the validation text.",
     "always_save_checkpoint": "Each evaluation saves last.pt, the best one best.pt.",
     "wandb_log": "The curves are for TensorBoard.",
+    "lr": "It is --learning_rate.",
+    "patience": "best.pt keeps the best model; Ctrl-C ends a run.",
+    "save_interval": "Each evaluation saves: --eval_interval. Ctrl-C saves, too.",
 }
 
 
@@ -99,7 +102,7 @@ class ConfigParser(argparse.ArgumentParser):
         known = [flag for flag in flags if flag not in (name, "help")]  # a preset has no resume
         nearest = difflib.get_close_matches(name, known, n=1)
         hint = f"Did you mean {nearest[0]}?" if nearest else "See --help."
-        return UserError(f"unknown key {name!r}. {NANOGPT_NAMES.get(name, hint)}")
+        return UserError(f"unknown key {name!r}. {OTHER_NAMES.get(name, hint)}")
 
     def to_boolean(self, word: str) -> str:
         """--bias=True is --bias, --bias=False is --no-bias. Other words stay."""

@@ -19,22 +19,23 @@ MAX_NEW = 0.02
 # Lines are sorted if more than this share of adjacent ones is in order; by chance it is 0.5.
 MAX_IN_ORDER = 0.9
 MIN_LINES = 100
-START = r"^(?:[\W\d_]|(?<=\d)[tz](?![a-z]))+"  # what is not a letter, and the T and Z of 01T00:12Z
+# A number with the signs after it, and the T and Z of 01T00:12Z
+NUMBER = r"\d(?:[\W\d_]|(?<=\d)[tz](?![a-z]))*"
 # So many strings of the validation text are looked for in the training text.
 STRINGS, STRING_CHARS, MAX_FOUND = 200, 64, 0.05
 
 
-def check_split(ids_N: np.ndarray, train_chars: int, vocab: str) -> list[str]:
+def check_split(ids_N: np.ndarray, train_chars: int, vocab: str, val_split: str) -> list[str]:
     """Why the loss of the text after the first `train_chars` characters may mislead: sentences.
 
-    ids_N are indices into `vocab`.
+    ids_N are indices into `vocab`. `val_split` says how the text was split.
     """
     train_N, val_N = ids_N[:train_chars], ids_N[train_chars:]
-    found = find_unlike(train_N, val_N, len(vocab)), find_order(ids_N, vocab)
+    found = find_unlike(train_N, val_N, len(vocab), val_split), find_order(ids_N, vocab)
     return [sentence for sentence in (*found, find_copies(train_N, val_N)) if sentence]
 
 
-def find_unlike(train_N: np.ndarray, val_N: np.ndarray, V: int) -> str:
+def find_unlike(train_N: np.ndarray, val_N: np.ndarray, V: int, val_split: str) -> str:
     """A sentence if the validation text has other characters or pairs than the rest."""
     if len(val_N) > len(train_N):  # too little to predict it from
         return ""
@@ -46,23 +47,27 @@ def find_unlike(train_N: np.ndarray, val_N: np.ndarray, V: int) -> str:
     is_unlike = abs(difference) > max(MAX_NATS, MAX_DEVIATIONS * deviation)
     if not is_unlike and new_P[-1] <= max(MAX_NEW, 2 * new_P[:-1].max()):
         return ""
+    advice = "--val_split spread takes validation text from everywhere."
+    if val_split == "spread":
+        advice = "Leave out what does not belong to the text, such as a license."
     return (
         f"the validation text is unlike the rest: its characters are {abs(difference):.2f} nats "
         f"{'harder' if difference > 0 else 'easier'} to predict from the rest (other parts differ "
-        f"by {deviation:.2f}), and {new_P[-1]:.1%} of them occur nowhere else. --val_split spread "
-        "takes validation text from everywhere."
+        f"by {deviation:.2f}), and {new_P[-1]:.1%} of them occur nowhere else. {advice}"
     )
 
 
 def find_order(ids_N: np.ndarray, vocab: str) -> str:
     """A sentence if the lines are sorted. Equal neighbors do not count.
 
-    Nor does what stands before the first letter, such as the date of a message or the number of a
-    verse: shuffled, such lines are no harder to predict.
+    Nor do numbers, such as the date of a message or the counter of a verse or an episode: shuffled,
+    such lines are no harder to predict. Lines are compared by what stands before their first
+    numbers; if that is equal, by what follows these.
     """
     text = "".join(map(vocab.__getitem__, ids_N[:SAMPLE_CHARS].tolist()))
-    lines = [re.sub(START, "", line.casefold()) for line in text.splitlines()]
-    lines = [line for line in lines if line]
+    lines = [re.sub(r"^[\W_]+", "", line.casefold()) for line in text.splitlines()]
+    lines = [re.split(NUMBER, line) for line in lines]
+    lines = [parts for parts in lines if any(parts)]
     pairs = [(a, b) for a, b in itertools.pairwise(lines) if a != b]
     up = sum(a < b for a, b in pairs)
     share = max(up, len(pairs) - up) / max(len(pairs), 1)

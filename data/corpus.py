@@ -180,7 +180,7 @@ def open_corpus(config: DataConfig, vocab: str = "") -> Corpus:
         train_chars=train_chars,
         val_fraction=config.val_fraction,
         val_split=config.val_split,
-        warnings=check_split(ids_N, train_chars, vocab),
+        warnings=check_split(ids_N, train_chars, vocab, config.val_split),
     )
 
 
@@ -191,7 +191,7 @@ def split(ids_N: np.ndarray, val_fraction: float, val_split: str) -> list[np.nda
     """
     pieces = 1
     if val_split == "spread":
-        pieces = int(np.clip(len(ids_N) * val_fraction // MIN_STRETCH, 1, MAX_PIECES))
+        pieces = int(np.clip(len(ids_N) * val_fraction // MIN_STRETCH, 2, MAX_PIECES))
     edges = np.linspace(0, len(ids_N), pieces + 1).astype(int)
     train_ends = edges[:-1] + (np.diff(edges) * (1 - val_fraction)).astype(int)
     return np.split(ids_N, np.stack((train_ends, edges[1:]), axis=1).flatten()[:-1])

@@ -6,6 +6,7 @@ file with that ending in `read_chunks`. `read_file` decodes; sample.py also uses
 
 import codecs
 import contextlib
+import io
 import os
 import re
 import sys
@@ -81,8 +82,9 @@ def read_chunks(files: list[Path], encoding: str) -> Iterator[str]:
 
 
 def read_file(file: Path, encoding: str) -> Iterator[str]:
-    """The text of one plain text file in chunks, without a byte order mark.
+    r"""The text of one plain text file in chunks, without a byte order mark.
 
+    Line ends are read as Python reads them: "\r\n" (Windows) and "\r" (old Macs) become "\n".
     Raises UserError if the file cannot be read or is not plain text; it names the first byte that
     cannot be decoded.
     """
@@ -94,7 +96,7 @@ def read_file(file: Path, encoding: str) -> Iterator[str]:
         f"in another encoding (cp1252, utf-16): iconv -f cp1252 -t {encoding} FILE > clean.txt, or "
         "train.py --encoding cp1252"
     )
-    decoder = codecs.getincrementaldecoder(encoding)()
+    decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder(encoding)(), translate=True)
     try:
         with contextlib.ExitStack() as stack:
             stream = sys.stdin.buffer if is_standard_input else stack.enter_context(file.open("rb"))

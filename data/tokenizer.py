@@ -8,6 +8,7 @@ Shapes: N characters of a corpus, T of a shorter text, V vocabulary.
 import hashlib
 import re
 import sys
+import unicodedata
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -70,6 +71,9 @@ def describe_unknown(text: str, vocab: str) -> str:
     """Which characters of `text` are not in the vocabulary."""
     unknown = sorted(set(text) - set(vocab))
     hint = f" ({ESCAPE_HINT})" if "\\" in unknown and re.search(r"\\[nrt]", text) else ""
+    for form in ("NFC", "NFD"):
+        if set(unicodedata.normalize(form, text)) <= set(vocab):
+            hint = f" (in the Unicode form {form}, which the corpus has, all of them are)"
     return f"characters that are not in the vocabulary ({len(unknown)}): {list_some(unknown)}{hint}"
 
 

@@ -112,15 +112,16 @@ def load(path: Path | str) -> Checkpoint:
 def load_to_resume(path: Path) -> Checkpoint:
     """`load`, for a run that goes on in the directory of `path`.
 
-    The best loss is that of its best.pt. If that is missing or damaged, the run counts as not
-    evaluated, so that the next evaluation writes it.
+    The best loss is that of its best.pt, which is newer if the run was killed before last.pt was
+    written, too. If it is missing or damaged, the run counts as not evaluated, so that the next
+    evaluation writes it.
     """
     checkpoint, best = load(path), Checkpoint()
     with contextlib.suppress(UserError):
         best = load(path.with_name("best.pt"))
     checkpoint.best_val_loss, checkpoint.best_step = best.best_val_loss, best.best_step
-    if best.best_step is None:
-        checkpoint.val_loss = checkpoint.val_step = None
+    if best.step == checkpoint.step or best.best_step is None:
+        checkpoint.val_loss, checkpoint.val_step = best.val_loss, best.val_step
     return checkpoint
 
 
@@ -171,7 +172,7 @@ def restore_run(checkpoint: Checkpoint, learner: Learner) -> RunState:
     """The reverse of `capture`. Raises UserError, with PyTorch's message, if it does not fit."""
     model, eval_model, optimizers, scaler = learner
     restore(checkpoint, eval_model)
-    with code_errors():
+    with code_errors(checkpoint, model):
         model.load_state_dict(checkpoint.trained or checkpoint.model)
         if len(optimizers) != (count := len(checkpoint.optimizers)):
             raise ValueError(f"it has {count} optimizers, the code {len(optimizers)}")
@@ -189,7 +190,7 @@ def restore(checkpoint: Checkpoint, model: nn.Module) -> None:
     and logits of new characters stay as they are. Raises UserError as `restore_run` does.
     """
     weights, sizes = dict(checkpoint.model), (len(checkpoint.vocab), model.vocab_size)
-    with code_errors():
+    with code_errors(checkpoint, model):
         for name, fresh in model.state_dict().items():
             old = weights.get(name)
             if torch.is_tensor(old) and (*old.shape[:1], *fresh.shape[:1]) == sizes:
@@ -198,14 +199,23 @@ def restore(checkpoint: Checkpoint, model: nn.Module) -> None:
 
 
 @contextlib.contextmanager
-def code_errors() -> Iterator[None]:
+def code_errors(checkpoint: Checkpoint, model: nn.Module) -> Iterator[None]:
     """Turn PyTorch's error about weights of another shape or name into a UserError."""
     try:
         yield
     except (RuntimeError, ValueError) as error:
         if is_out_of_memory(error):
             raise
-        raise UserError(f"the checkpoint does not fit the code in model/: {error}") from None
+        ours, theirs = vars(model.config), checkpoint.config
+        others = [
+            f"{key} {ours[key]} (there {theirs[key]})"
+            for key in ours.keys() & theirs.keys()
+            if key not in ("n_head", "dropout") and ours[key] != theirs[key]
+        ]
+        hint = f" These settings differ from the checkpoint's: {', '.join(sorted(others))}."
+        raise UserError(
+            f"the checkpoint does not fit the code in model/: {error}{hint if others else ''}"
+        ) from None
 
 
 def _restore_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:

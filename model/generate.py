@@ -8,14 +8,18 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated
+from weakref import WeakSet
 
 import numpy as np
 import torch
 from torch import nn
 
 from model.attention import Cache
+from model.network import eval_mode
 from model.system.errors import AbortError
 from model.system.terminal import print_line
+
+warned_of: WeakSet[nn.Module] = WeakSet()  # models with a wrong cache
 
 # Appends token ids ids_BT, returns the next-token logits_BV.
 StepFn = Callable[[np.ndarray], np.ndarray]
@@ -72,7 +76,7 @@ def sample_ids(probs_BV: np.ndarray, uniform_B: np.ndarray) -> np.ndarray:
 
 def first_character(vocab: str) -> str:
     """What stands in for an empty prompt: a line end, or the vocabulary's first character."""
-    return next((c for c in "\n\r" if c in vocab), vocab[0])
+    return "\n" if "\n" in vocab else vocab[0]
 
 
 @torch.no_grad()
@@ -80,7 +84,7 @@ def uses_cache(model: nn.Module) -> bool:
     """Whether `model` takes a cache, and computes the same logits with it as without.
 
     Both are compared on a text a little longer than block_size, but of at most 2,056 characters. If
-    they differ, a line on standard error says so.
+    they differ, a line on standard error says so, once for each model.
     """
     if "cache" not in inspect.signature(model.forward).parameters:
         return False
@@ -94,7 +98,8 @@ def uses_cache(model: nn.Module) -> bool:
     # Rounding changes logits by 4e-7 of the largest on a CPU; a GPU may compute in TF32.
     tolerance = 1e-4 if ids_BT.device.type == "cpu" else 1e-2
     differs = (cached_BTV - logits_BTV).abs().max() > tolerance * logits_BTV.abs().max()
-    if differs:
+    if differs and model not in warned_of:
+        warned_of.add(model)
         print_line(
             f"warning: the cache of the network {model.config.network} changes its logits. It is "
             "not used, so sampling takes longer. Run python -m pytest tests/model/test_networks.py",
@@ -153,18 +158,19 @@ def stream(
 ) -> Iterator[tuple[int, str]]:
     """Yield (0, character) while the texts are written, then (i, text) for all but the first text.
 
-    A text ends after max_new_tokens characters or after `stop`. The model must be in eval mode.
+    A text ends after max_new_tokens characters or after `stop`.
     """
-    step = make_step_fn(model, config.num_samples, uses_cache(model))
     texts = [""] * config.num_samples
     unfinished = set(range(config.num_samples))
-    for ids_B in generate(step, prompt, config):
-        for i in sorted(unfinished):
-            texts[i] += vocab[ids_B[i]]
-            if i == 0:
-                yield 0, texts[0][-1]
-            if stop and texts[i].endswith(stop):
-                unfinished.remove(i)
-        if not unfinished:
-            break
+    with eval_mode(model):
+        step = make_step_fn(model, config.num_samples, uses_cache(model))
+        for ids_B in generate(step, prompt, config):
+            for i in sorted(unfinished):
+                texts[i] += vocab[ids_B[i]]
+                if i == 0:
+                    yield 0, texts[0][-1]
+                if stop and texts[i].endswith(stop):
+                    unfinished.remove(i)
+            if not unfinished:
+                break
     yield from enumerate(texts[1:], start=1)

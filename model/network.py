@@ -8,7 +8,8 @@ with a GPTConfig, which it keeps as `config`. It has
   texts of any length can avoid that: forward(ids_BT, cache=None). With a Cache, ids_BT continues
   the text in it and is added to it.
 - blocks, an nn.ModuleList: the matrices in it are for Muon, all other parameters for AdamW.
-- max_length, how many characters it can read at once; None: any number.
+- max_length, how many characters it can read at once; None: any number. With positions in a table
+  it is block_size; such a network leaves out the cache.
 - settings, the names of the GPTConfig keys below `dropout` that it uses, such as ("bias",).
 
 `make_network` makes it, and adds vocab_size. Its first loss should be near ln V. Whatever it
@@ -72,36 +73,42 @@ def count_parameters(model: nn.Module) -> int:
 
 
 @torch.no_grad()
-def looks_ahead(model: nn.Module) -> bool:
-    """Whether logits depend on later characters, as they do if attention has no mask.
+def find_mistake(config: GPTConfig, vocab_size: int) -> str:
+    """Why the loss of a network means nothing, or "".
 
-    Such a network reads the characters that it should predict, so its loss means nothing. The model
-    must be in eval mode.
+    Equal calls may differ, as with a counter; or logits depend on later characters, as they do if
+    attention has no mask: then it reads the characters that it should predict.
     """
+    model = make_network(config, vocab_size).eval()
+    for parameter in model.parameters():  # so that none is zero, as some are at the start
+        parameter.add_(0.1 * torch.randn_like(parameter))
     length = min(model.config.block_size, 256)
-    if length == 1:
-        return False
     start = length // 2 | 1  # odd: no edge of the windows that a network may have
-    ids_BT = torch.arange(length, device=next(model.parameters()).device)[None] % model.vocab_size
+    ids_BT = torch.arange(length)[None] % vocab_size
     other_BT = ids_BT.clone()
-    other_BT[:, start:] = (ids_BT[:, start:] + 1) % model.vocab_size
+    other_BT[:, start:] = (ids_BT[:, start:] + 1) % vocab_size
     logits = []
-    for text_BT in (ids_BT, other_BT):
+    for text_BT in (ids_BT, ids_BT, other_BT):
         torch.manual_seed(0)  # for a network that draws random numbers here, too
         logits.append(model(text_BT)[:, :start])
-    largest, difference = logits[0].abs().max(), (logits[0] - logits[1]).abs().max()
-    return bool(difference > 1e-5 * largest)
+    first, again, other = logits
+    if not torch.equal(first, again):
+        return "gives different logits in two equal calls, so losses do not compare"
+    if (first - other).abs().max() > 1e-5 * first.abs().max():
+        return "looks ahead: its logits depend on later characters, so its loss means nothing"
+    return ""
 
 
 @contextlib.contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
     """Inside, the model is in eval mode; afterwards in the mode that it had before."""
-    was_training = model.training
+    modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         yield
     finally:
-        model.train(was_training)
+        for module, mode in modes:
+            module.training = mode
 
 
 def make_network(config: GPTConfig, vocab_size: int) -> nn.Module:

@@ -5,6 +5,7 @@ data/.
 """
 
 import os
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
@@ -27,9 +28,14 @@ from model.system.files import atomic_write, lock_run_dir, new_run_dir
 from model.system.logger import Logger
 from model.system.processes import Processes
 from model.system.signals import catch_signals
-from model.system.terminal import quote
+from model.system.terminal import print_line, quote
 
 SAVE_SECONDS = 600  # last.pt is saved at least so often
+CONFIG_HEAD = """\
+# python train.py THIS_FILE trains the same again. --resume reads last.pt instead of this file: what
+# it may change are flags.
+
+"""
 EXIT_SECONDS = 0.8  # that Python takes to end after PyTorch was used; --minutes counts them
 
 
@@ -54,7 +60,10 @@ def open_run_dir(command: Command, processes: Processes) -> Iterator[Path]:
 def load_saved(command: Command) -> Checkpoint:
     """The checkpoint of --resume or --init_from, or an empty one."""
     if command.resume is not None:
-        saved = checkpoint.load_to_resume(checkpoint.resolve(command.resume, "last"))
+        path = checkpoint.resolve(command.resume, "last")
+        saved = checkpoint.load_to_resume(path)
+        if path.name == "best.pt":
+            print_line(f"note: from step {saved.step} on, last.pt is replaced", sys.stderr)
         if (max_iters := command.given.get("max_iters", saved.step)) < saved.step:
             raise UserError(f"max_iters is {max_iters}, but the run has made {saved.step} steps.")
         return saved
@@ -102,12 +111,12 @@ def start_run(
         if machine.processes.is_main:
             is_evaluated = state.val_step == state.step
             logger = stack.enter_context(
-                closing(Logger(run_dir, to_dict(config), state.step, is_evaluated))
+                closing(Logger(run_dir, vars(config), state.step, is_evaluated))
             )
             with atomic_write(run_dir / "config.toml") as file:
-                file.write(to_toml(config).encode())
+                file.write((CONFIG_HEAD + to_toml(config)).encode())
             if state.step == 0:
-                report.warn_if_it_looks_ahead(learner.eval_model)
+                report.warn_of_mistake(config, len(corpus.tokenizer.vocab))
         run = Run(config, state, learner, run_dir, corpus, machine, signals, logger)
         run.save()
         if config.minutes:
@@ -142,7 +151,8 @@ class Run:
         self.signal = 0  # the number of the signal that ends the run
         self.first_step = state.step
         self.earlier_seconds = state.seconds  # before this command
-        self.eval_seconds = 0.0  # of the latest evaluation; before the first one, an estimate
+        # Of the latest evaluation; before the first one, with --minutes, an estimate
+        self.eval_seconds = 0.0
         self.speed_step, self.speed_time = state.step, time.perf_counter()  # measured from here on
         chars = machine.eval_batch_chars(learner.model.vocab_size)
         windows = corpus.eval_windows(config.block_size, chars)
@@ -176,8 +186,8 @@ class Run:
     def evaluation_is_due(self) -> bool:
         """Whether this step ends an interval, or the run, and is not evaluated yet."""
         step = self.state.step
-        ends = self.progress >= 1 or (step > 0 and step % self.config.eval_interval == 0)
-        return ends and step != self.state.val_step and not self.signal
+        is_boundary = self.progress >= 1 or (step > 0 and step % self.config.eval_interval == 0)
+        return is_boundary and step != self.state.val_step and not self.signal
 
     def evaluate(self) -> None:
         """Measure the validation loss, report it with a sample and attention maps, save."""
@@ -198,7 +208,7 @@ class Run:
         self.save(is_best)
         self.speed_step, self.speed_time = state.step, time.perf_counter()
         self.eval_seconds = self.speed_time - eval_start
-        if self.progress < 1:  # a signal that comes in the last evaluation has nothing to stop
+        if self.progress < 1:  # after the last evaluation, no signal is the reason of the end
             self.update()
 
     def estimate_eval_seconds(self) -> None:
@@ -208,10 +218,11 @@ class Run:
             batch_start = time.perf_counter()
             self.measure_loss(self.eval_windows[:1])
             seconds.append(time.perf_counter() - batch_start)
-        sample_start = time.perf_counter()
-        report.write_sample(self.learner.eval_model, self.corpus)
-        sample_seconds = time.perf_counter() - sample_start
-        self.eval_seconds = len(self.eval_windows) * median(seconds) + sample_seconds
+        self.eval_seconds = len(self.eval_windows) * median(seconds)
+        if self.logger:
+            sample_start = time.perf_counter()
+            report.write_sample(self.learner.eval_model, self.corpus)
+            self.eval_seconds += time.perf_counter() - sample_start
         left = 60 * self.config.minutes - self.seconds()
         if self.logger and self.state.step == 0 and self.eval_seconds > left:
             report.warn_of_little_time(self.eval_seconds, left)

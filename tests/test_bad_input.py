@@ -30,7 +30,6 @@ FILES = {
     "picture.png": b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR",
     "wide.txt": LINES.encode("utf-16"),
     "unknown.txt": "яяя".encode(),
-    "windows.txt": b"KATE:\r\n",
     "other_run/best.pt": b"",
 }
 # The program and its arguments; words that the error must have. Training starts with small sizes
@@ -93,7 +92,6 @@ CASES = [
     ("sample.py --score empty.txt", "empty.txt is empty"),
     ("sample.py --score unknown.txt", "unknown.txt has only characters", "'я'"),
     (r"sample.py --stop '\n'", "stop", r"'\\'", r"$'\n' in a shell"),
-    ("sample.py --prompt_file windows.txt", "the prompt", r"'\r'"),
     ("sample.py --score good.txt --prompt KATE", "prompt and score"),
     ("sample.py --top_p 0", "argument --top_p: 0 is not in (0, 1]"),
     ("sample.py --attention page.html --interactive", "interactive", "attention"),

@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from multiprocessing import Process
 from pathlib import Path
@@ -138,6 +139,13 @@ def test_a_signal_saves_and_tells_how_to_resume(tiny, monkeypatch, capsys):
             assert train.main(["--resume", name]) == 0
         assert len(steps) == 16 - step
         assert_same_run(Path("whole"), run)
+
+
+def test_a_run_in_a_thread_catches_no_signals(tiny):
+    """As in a notebook or behind a web page."""
+    with ThreadPoolExecutor() as pool:
+        assert pool.submit(tiny, "--max_iters=3 --out_dir=run").result() == 0
+    assert summary(Path("run"))["iters"] == 3
 
 
 def test_a_signal_in_the_last_evaluation_changes_nothing(tiny, monkeypatch):

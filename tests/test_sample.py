@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 import sample
+import train
 from configs.flags import make_config
 from configs.settings import TrainConfig
 from model import checkpoint
@@ -163,16 +164,6 @@ def test_an_escape_sequence_at_the_end_of_stop_is_noted(run_dir, capsys):
         assert ("note: " in capsys.readouterr().err) == is_noted
 
 
-@pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"])
-def test_a_terminal_shows_each_line_end_as_one(monkeypatch, capsys, line_end):
-    """And a file gets the characters as they are."""
-    text = f"One.{2 * line_end}Two."
-    for is_terminal, shown in ((True, "\n"), (False, line_end)):
-        monkeypatch.setattr(sys.stdout, "isatty", lambda value=is_terminal: value)
-        assert sample.write([(0, character) for character in text]) == text
-        assert capsys.readouterr().out == f"One.{2 * shown}Two."
-
-
 def test_old_attention_page_is_kept_when_writing_fails(run_dir):
     def write_page() -> int:
         return sample.main(["--max_new_tokens", "5", "--attention", "page.html"])
@@ -186,6 +177,32 @@ def test_old_attention_page_is_kept_when_writing_fails(run_dir):
     assert sorted(os.listdir()) == ["page.html", "runs"]
     assert write_page() == 0  # it may be replaced
     assert read_page()["chars"]
+
+
+def test_a_text_of_windows_is_the_same_text(tiny, text_file, monkeypatch, capsys):
+    """In training, as a prompt, as what is scored, as a line of standard input."""
+    text, expected = text_file.read_text(), None
+    for name, line_end in (("unix", "\n"), ("windows", "\r\n"), ("mac", "\r")):
+        content = text.replace("\n", line_end).encode()
+        Path(f"{name}.txt").write_bytes(content)
+        assert tiny(f"--data {name}.txt --max_iters=6 --out_dir={name}") == 0
+        one, other = (checkpoint.load(f"{run}/last.pt") for run in ("unix", name))
+        assert (one.vocab, one.data_sha256, one.val_loss) == (
+            other.vocab,
+            other.data_sha256,
+            other.val_loss,
+        )
+        if name != "unix":
+            assert train.main(["--resume", name, "--data", "unix.txt", "--max_iters=7"]) == 0
+        outputs = []
+        of_file = f"{name}.txt"
+        for flags in (["--score", of_file], ["--prompt_file", of_file], ["--interactive"]):
+            stdin = io.TextIOWrapper(io.BytesIO(b"KATE:" + line_end.encode() + b"TOM:"))
+            monkeypatch.setattr(sys, "stdin", stdin)
+            capsys.readouterr()
+            assert sample.main(["unix", "--max_new_tokens=9", *flags]) == 0
+            outputs.append(capsys.readouterr().out)
+        assert outputs == (expected := expected or outputs)
 
 
 def test_interactive_continues_lines_and_ctrl_c_ends_a_text(run_sample, monkeypatch, capsys):
@@ -216,12 +233,13 @@ def test_output_is_utf_8_whatever_terminal_and_corpus_are(tiny, text_file, monke
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(output, "cp1252"))
     monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(io.BytesIO(), "cp1252", "backslashreplace"))
     assert tiny("--max_iters=3 --encoding=utf-16 --out_dir=表/run") == 0
+    text = text.replace("\r\n", "\n")
     assert checkpoint.load("表/run/last.pt").vocab == "".join(sorted(set(text)))
     written = output.tell()
     assert sample.main(["表/run", "--prompt_file", "prompt.txt", "--max_new_tokens", "200"]) == 0
     sampled = output.getvalue()[written:].decode("utf-8")
-    assert sampled.startswith("月光\r\n")
-    assert len(sampled) == 204
+    assert sampled.startswith("月光\n")
+    assert len(sampled) == 203
     assert set(sampled) == set(text)
 
 

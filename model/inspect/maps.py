@@ -35,7 +35,7 @@ def draw_weights(weights_TT: Tensor, text: str) -> np.ndarray:
 def draw_label(character: str, width: int, height: int) -> Image.Image:
     """An image of a character; empty if Pillow's own font, ASCII and a few signs, lacks it."""
     font = ImageFont.load_default(CELL)
-    label = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}.get(character, character)
+    label = {"\n": "\\n", "\t": "\\t"}.get(character, character)
     image = Image.new("RGB", (width, height), BACKGROUND)
     if bytes(font.getmask(label)) != bytes(font.getmask("\U0010ffff")):  # what stands for missing
         middle = (width / 2, height / 2)

@@ -18,10 +18,10 @@ from model.checkpoint import RunState
 from model.generate import GenerationConfig, first_character, stream
 from model.inspect.maps import MAP_CHARS, draw_weights
 from model.inspect.record import record_attention
-from model.network import count_parameters, eval_mode, looks_ahead
+from model.network import count_parameters, eval_mode, find_mistake
 from model.system.device import Machine
 from model.system.logger import Logger
-from model.system.terminal import print_line, quote, unify_line_ends
+from model.system.terminal import print_line, quote
 
 SAMPLE_CHARS = 150  # written after each evaluation
 MAX_MAPS = 64  # pictures of heads after each evaluation
@@ -70,16 +70,10 @@ def log_evaluation(logger: Logger, state: RunState) -> None:
     )
 
 
-def warn_if_it_looks_ahead(model: nn.Module) -> None:
-    """The most ordinary mistake in an edited network: its loss looks wonderful."""
-    with eval_mode(model):
-        is_ahead = looks_ahead(model)
-    if is_ahead:
-        print_line(
-            f"warning: the network {model.config.network} looks ahead: its logits depend on later "
-            "characters, so its loss means nothing.",
-            sys.stderr,
-        )
+def warn_of_mistake(config: TrainConfig, vocab_size: int) -> None:
+    """The most ordinary one in an edited network is that it looks ahead: its loss is wonderful."""
+    if mistake := find_mistake(config, vocab_size):
+        print_line(f"warning: the network {config.network} {mistake}.", sys.stderr)
 
 
 def warn_of_little_time(eval_seconds: float, left: float) -> None:
@@ -97,13 +91,12 @@ def write_sample(model: nn.Module, corpus: Any) -> str:
     vocab = corpus.tokenizer.vocab
     prompt = corpus.tokenizer.encode(first_character(vocab)).tolist()
     config = GenerationConfig(max_new_tokens=SAMPLE_CHARS)
-    with eval_mode(model):
-        return "".join(piece for _, piece in stream(model, vocab, prompt, config))
+    return "".join(piece for _, piece in stream(model, vocab, prompt, config))
 
 
 def log_sample(logger: Logger, model: nn.Module, corpus: Any, step: int) -> None:
     """A text that the model writes, for TensorBoard and on a terminal."""
-    sample = unify_line_ends(write_sample(model, corpus))
+    sample = write_sample(model, corpus)
     # Indented, it is code in Markdown, which TensorBoard shows as it is.
     logger.add_text("sample", step, indent(sample, "    ", lambda line: True))
     if sys.stdout.isatty():
@@ -163,12 +156,19 @@ def print_result(
     `first_step` is that at which this command began.
     """
     best, more, lines = state.best_val_loss, "", []
+    guess = math.log(len(corpus.tokenizer.vocab))  # the loss if all characters are as likely
     if best is not None:
         bits = best / math.log(2)
         lines.append(
             f"best    {best:.4f} nats per character ({bits:.3f} bits), step {state.best_step:,}"
         )
-        if state.val_loss > best + 0.01:
+        if state.val_loss > guess + 0.1:
+            lines.append(
+                f"        The validation loss is {state.val_loss:.4f}; a uniform guess has "
+                f"{guess:.2f}. Try a smaller --learning_rate, then see docs/guide.md, The "
+                "validation text"
+            )
+        elif state.val_loss > best + 0.01:
             lines.append(
                 f"        The validation loss has risen to {state.val_loss:.4f} since: "
                 "docs/guide.md, Overfitting"

@@ -53,10 +53,14 @@ def new_run_dir(out_dir: str | None) -> Iterator[Path]:
     if out_dir is not None and str(Path(out_dir)).startswith("-"):
         raise UserError(f"out_dir is {out_dir!r}. Name a directory without a - in front.")
     path = Path(out_dir or datetime.now().strftime("runs/%Y%m%d-%H%M%S")).expanduser()
-    while not out_dir and os.path.lexists(path):  # another run began in the same second
-        path = path.with_name(path.name + "+")
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        while not out_dir:  # until a name is free: another run may begin in the same second
+            with contextlib.suppress(FileExistsError):
+                path.mkdir()
+                break
+            path = path.with_name(path.name + "+")
+        path.mkdir(exist_ok=True)
     except OSError as error:
         raise UserError(f"out_dir {path} cannot be written: {error}.") from None
     with lock_run_dir(path):

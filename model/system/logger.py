@@ -53,7 +53,9 @@ class Logger:
                 for split, first in first_steps.items()
             }
             # In the HParams tab: the config, and the curve of this tag (0.0 is a placeholder).
+            # Each run has each key: TensorBoard shows those of the first run.
             values = {key: str(v) if isinstance(v, tuple) else v for key, v in config.items()}
+            values = {key: "" if value is None else value for key, value in values.items()}
             for summary in hparams(values, {"loss_best": 0.0}):
                 self.writers["val"].file_writer.add_summary(summary)
         # disable=None: no bar unless on a terminal

@@ -32,7 +32,7 @@ class Processes:
             self.local_rank = int(os.environ["LOCAL_RANK"])
             self.world_size = int(os.environ["WORLD_SIZE"])
         self.is_main = self.rank == 0
-        self.wrapped: list[nn.Module] = []
+        self.keep_alive: list[nn.Module] = []
 
     def __enter__(self) -> "Processes":
         if self.world_size > 1:
@@ -70,9 +70,8 @@ class Processes:
         parts = self.world_size * accumulation_steps
         if batch_size % parts:
             raise UserError(
-                f"batch_size is {batch_size}, which {self.world_size} x {accumulation_steps} "
-                "(processes x gradient_accumulation_steps) does not divide. The nearest that fits "
-                f"is --batch_size {max(1, round(batch_size / parts)) * parts}."
+                f"batch_size is {batch_size}. It must be a multiple of processes x "
+                f"gradient_accumulation_steps, {self.world_size} x {accumulation_steps}."
             )
         rows = batch_size // self.world_size
         return slice(self.rank * rows, (self.rank + 1) * rows)
@@ -89,7 +88,7 @@ class Processes:
         # bucket_cap_mb as by default, but also for the first bucket: a small network needs one
         # exchange, not two. That makes its steps 4 % faster.
         wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True, bucket_cap_mb=25)
-        self.wrapped.append(wrapped)  # freed before the process group ends, it can deadlock, too
+        self.keep_alive.append(wrapped)  # freed before the process group ends, it can deadlock
         return wrapped
 
     def broadcast(self, value: T) -> T:

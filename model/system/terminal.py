@@ -29,12 +29,7 @@ def print_line(text: str, stream: TextIO) -> None:
 
 def escape_control_chars(text: str, stream: TextIO) -> str:
     """`text` for `stream`: on a terminal, control characters are replaced by visible symbols."""
-    return unify_line_ends(text).translate(CONTROL_PICTURES) if stream.isatty() else text
-
-
-def unify_line_ends(text: str) -> str:
-    r"""`text` with "\n" instead of "\r\n" (Windows) and "\r" (old Macs)."""
-    return re.sub("\r\n?", "\n", text)
+    return text.translate(CONTROL_PICTURES) if stream.isatty() else text
 
 
 def quote(path: Path) -> str:

@@ -73,7 +73,7 @@ def test_training_and_validation_use_each_character_once(length, val_fraction, v
     assert (np.diff(train_N) > 0).all()
     assert (np.diff(val_N) > 0).all()
     nominal = length - int(length * (1 - val_fraction))
-    pieces = int(np.clip(length * val_fraction // 2000, 1, 100)) if val_split == "spread" else 1
+    pieces = int(np.clip(length * val_fraction // 2000, 2, 100)) if val_split == "spread" else 1
     assert len(val_N) == pytest.approx(nominal, abs=pieces)
     if pieces == 1:
         assert opened.train_chars == int(length * (1 - val_fraction))

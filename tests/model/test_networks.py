@@ -21,7 +21,7 @@ from torch import nn
 import train
 from configs.settings import GPTConfig, OptimConfig
 from model.attention import Cache
-from model.network import looks_ahead, make_network, network_names
+from model.network import eval_mode, find_mistake, make_network, network_names
 from model.optim import make_optimizers
 from tests.conftest import NO_MASK
 from tests.test_train import assert_same_run, at_steps
@@ -145,21 +145,39 @@ def test_training_resumes_exactly(network, tiny, monkeypatch):
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("block_size", [1, 2, 3, 12, 300])
 def test_no_network_looks_ahead(network, block_size):
-    assert not looks_ahead(random_gpt(network=network, block_size=block_size))
+    assert not find_mistake(replace(CONFIG, network=network, block_size=block_size), 11)
+
+
+def mistake_of_mine(block_size: int = 12) -> str:
+    return find_mistake(replace(CONFIG, network="mine", block_size=block_size), 11)
 
 
 @pytest.mark.parametrize("network", ["gpt", "quill"])
 @pytest.mark.parametrize("block_size", [2, 3, 12, 300])
 def test_a_network_without_a_mask_looks_ahead(network, block_size, edit_network):
     edit_network(network, NO_MASK[network])
-    assert looks_ahead(random_gpt(network="mine", block_size=block_size))
+    assert "looks ahead" in mistake_of_mine(block_size)
+
+
+def test_a_network_whose_layers_begin_with_zeros_looks_ahead(edit_network):
+    """Although its first logits depend on no other character."""
+    init = "nn.init.normal_(parameter, std=0.02 * (2 * self.config.n_layer) ** -0.5)"
+    edit_network("gpt", NO_MASK["gpt"] | {init: "nn.init.zeros_(parameter)"})
+    assert "looks ahead" in mistake_of_mine()
+
+
+def test_a_network_with_a_counter_does_not_repeat(edit_network):
+    line = "x_BTC = norm(self.embedding(ids_BT))"
+    count = "self.calls = getattr(self, 'calls', 0) + 1\n        "
+    edit_network("quill", {line: f"{count}{line} * self.calls ** 0.5", "norm(x": "(x"})
+    assert "different logits in two equal calls" in mistake_of_mine()
 
 
 def test_a_network_that_draws_random_numbers_does_not_look_ahead(edit_network):
     edit_network("gpt", {"self.dropout(weights_BHTT)": "nn.functional.dropout(weights_BHTT, 0.3)"})
     model, ids_BT = random_gpt(network="mine"), random_ids(1, 12)
     assert not torch.equal(model(ids_BT), model(ids_BT))
-    assert not looks_ahead(model)
+    assert not mistake_of_mine()
 
 
 @pytest.mark.parametrize("width", [2, 8, 64, 128])
@@ -170,4 +188,12 @@ def test_a_network_that_looks_ahead_within_windows_looks_ahead(edit_network, wid
         x_BTC = x_BTC + torch.cat(parts, dim=1)"""
     line = "x_BTC = self.dropout(self.embedding(ids_BT) + self.position(positions_T))"
     edit_network("gpt", {line: code})
-    assert looks_ahead(random_gpt(network="mine", block_size=256))
+    assert "looks ahead" in mistake_of_mine(256)
+
+
+def test_eval_mode_keeps_the_mode_of_each_module():
+    model = random_gpt(network="gpt", dropout=0.5).train()
+    model.blocks[0].eval()  # as an edit may have it
+    with eval_mode(model):
+        assert not any(module.training for module in model.modules())
+    assert model.training and not model.blocks[0].dropout.training

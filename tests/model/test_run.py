@@ -133,6 +133,21 @@ def test_an_evaluation_is_due_once_at_each_interval_and_at_the_end(start):
     assert evaluated == [4, 8, 10]
 
 
+def test_neither_saving_nor_the_time_drops_an_evaluation(start):
+    """Ten of 45 seconds in two hours, with saves every ten minutes."""
+    start.eval_seconds, evaluated = 45.0, []
+    with start(minutes=120, max_iters=10**6, eval_interval=66) as run:
+        while True:
+            if run.evaluation_is_due():
+                run.evaluate()
+                evaluated.append(run.state.step)
+            if run.is_over():
+                break
+            start.make_step(run, seconds=10.0)
+    assert evaluated[:-1] == [66 * i for i in range(1, len(evaluated))]
+    assert len(evaluated) >= 10
+
+
 def test_a_signal_comes_before_an_evaluation_but_not_after_the_last_one(start, monkeypatch):
     """A complete run ends with status 0. One that is stopped is evaluated when it is resumed."""
     with start(max_iters=2, eval_interval=1) as run:

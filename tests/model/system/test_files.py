@@ -69,3 +69,20 @@ def test_a_file_system_may_have_no_locks(tmp_path, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", no_locks)
     with new_run_dir(str(tmp_path / "run")) as path:
         assert path.is_dir() and no_locks.called
+
+
+def test_two_runs_that_begin_at_once_have_two_directories(elsewhere, monkeypatch):
+    """Also where files cannot be locked."""
+    mkdir, others = Path.mkdir, []
+
+    def mkdir_after_another_run(path, *args, **kwargs):
+        if path.parent.name == "runs" and not others:
+            others.append(path)
+            os.mkdir(path)
+        mkdir(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "mkdir", mkdir_after_another_run)
+    with new_run_dir(None) as path:
+        assert path.is_dir() and path not in others
+        with new_run_dir(None) as third:
+            assert third not in (path, *others)

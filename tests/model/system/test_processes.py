@@ -25,7 +25,7 @@ def test_processes_share_a_batch_without_gap_or_overlap(monkeypatch, world_size)
         assert Processes().batch_rows(8, accumulation_steps=2) == slice(0, 8)
         monkeypatch.setenv("TORCHELASTIC_RUN_ID", "tests")
         rows += range(8)[Processes().batch_rows(8, accumulation_steps=2)]
-        message = f"{world_size} x 2 .* does not divide. .* --batch_size 8"
+        message = rf"batch_size is 9\. .* multiple of .*, {world_size} x 2\."
         with pytest.raises(UserError, match=message):
             Processes().batch_rows(9, accumulation_steps=2)
     assert rows == list(range(8))
