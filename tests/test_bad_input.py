@@ -4,6 +4,7 @@ import gzip
 import io
 import shlex
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 
 import sample
 import train
-from tests.conftest import LINES, TINY, working_in
+from tests.conftest import LINES, ROOT, TINY, working_in
 
 FILES = {
     "good.txt": LINES.encode(),
@@ -62,7 +63,11 @@ CASES = [
     ("train.py --n_layer -3", "argument --n_layer: -3 is not in [1, 1000]"),
     ("train.py --n_embd 12 --n_head 4", "n_embd is 12", "4 heads", "--n_embd 16"),
     ("train.py --n_embd 130 --n_head 0", "n_embd is 130", "2 heads", "--n_embd 128"),
-    ("train.py --gradient_accumulation_steps 3", "batch_size is 4", "1 x 3", "--batch_size 3"),
+    ("train.py --gradient_accumulation_steps 3", "batch_size is 4", "multiple of", "1 x 3"),
+    ("train.py --min_lr 0.5", "min_lr is 0.5, above learning_rate, which is 0.007"),
+    ("train.py --lr 1", "unknown key 'lr'. It is --learning_rate."),
+    ("train.py --patience 3", "best.pt keeps the best model"),
+    ("train.py --save_interval 3", "--eval_interval"),
     ("train.py --encoding missing --data missing.txt", "encoding is 'missing'"),
     ("train.py folder", "preset folder cannot be read", "--resume"),
     ("train.py --out_dir other_run", "other_run is not empty. Name another folder"),
@@ -187,3 +192,13 @@ def test_a_wrong_flag_is_refused_before_the_text_is_read(folder, monkeypatch, ca
     assert capsys.readouterr().err.startswith("error: ")
     assert text.tell() == 0
     assert sorted(folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize("command", ["train.py", "sample.py"])
+def test_an_older_python_is_refused_in_one_line(command):
+    code = "import runpy, sys; sys.version_info = (3, 10, 9); sys.version = '3.10.9 (main)'; "
+    code += "runpy.run_path(sys.argv[1], run_name='__main__')"
+    arguments = [sys.executable, "-c", code, str(ROOT / command)]
+    done = subprocess.run(arguments, check=False, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr == "error: Quill needs Python 3.11 or newer; this is 3.10.9\n"

@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from collections import Counter
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ from configs.recipe import Budget, block_parameters, recipe, step_flops
 from configs.settings import DataConfig, GPTConfig, OptimConfig, TrainConfig
 from data.corpus import open_corpus
 from model import checkpoint
-from model.checkpoint import Checkpoint
+from model.checkpoint import Checkpoint, RunState
 from model.inspect import report
 from model.loss import evaluate, training_loss
 from model.network import make_network
@@ -564,6 +565,26 @@ def test_a_run_with_a_spread_validation_text_is_exact(tiny, text_file, monkeypat
     assert train.main(["--resume", "whole", "--val_split=end"]) == 2
 
 
+def test_a_loss_above_that_of_a_guess_is_no_overfitting(text_file, capsys):
+    """But a learning rate that is too high, first of all."""
+    corpus = open_corpus(DataConfig((str(text_file),)))
+    words = {331.0: "Try a smaller --learning_rate", 2.5: "Overfitting", 2.005: "sample.py"}
+    for val_loss, expected in words.items():
+        state = RunState(step=9, val_loss=val_loss, val_step=9, best_val_loss=2.0, best_step=5)
+        report.print_result(state, TrainConfig(), corpus, Path("run"), stopped=0, first_step=0)
+        output = capsys.readouterr().out
+        assert expected in output
+        assert ("Overfitting" in output) == (val_loss == 2.5)
+
+
+def test_the_log_of_each_run_has_every_key(tiny, edit_network):
+    """TensorBoard's table has the columns of the first run."""
+    assert tiny("--max_iters=1 --out_dir=run") == 0
+    metadata = EventAccumulator("run/val").Reload().SummaryMetadata("_hparams_/session_start_info")
+    for field in fields(TrainConfig):
+        assert field.name.encode() in metadata.plugin_data.content
+
+
 def test_training_survives_closed_output_pipes(tiny, monkeypatch):
     """As when the terminal is closed."""
     reader, writer = os.pipe()
@@ -813,9 +834,13 @@ def test_the_best_loss_of_a_killed_run_is_that_of_its_best_pt(tiny, monkeypatch)
 
     monkeypatch.setattr(Path, "replace", replace_and_copy)
     assert tiny(f"{STEPS} --learning_rate=0.1 --out_dir=run") == 0
-    best = checkpoint.load("killed/best.pt")
-    assert best.step == 8
-    assert checkpoint.load("killed/last.pt").best_step is None
+    best, last = (checkpoint.load(f"killed/{name}.pt") for name in ("best", "last"))
+    assert best.step == last.step == 8 and last.best_step is None
+    shutil.copytree("killed", "stopped")
+    with monkeypatch.context() as patch:  # before any evaluation
+        at_steps(patch, [2], lambda _: os.kill(os.getpid(), signal.SIGINT))
+        assert train.main(["--resume", "stopped", "--eval_interval=99"]) == 130
+    assert summary(Path("stopped"))["val_loss"] == best.val_loss
     best.best_val_loss = 0.1  # no later evaluation is as good
     checkpoint.save(best, Path("killed/best.pt"))
     assert train.main(["--resume", "killed", "--eval_interval=5"]) == 0

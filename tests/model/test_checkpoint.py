@@ -4,6 +4,7 @@ import copy
 import hashlib
 import io
 import os
+from dataclasses import replace
 from math import inf, nan
 from pathlib import Path
 from unittest.mock import Mock
@@ -131,6 +132,14 @@ def test_only_tables_with_a_row_for_each_character_grow():
     saved.model["head.weight"] = torch.zeros(8, 9)  # wider than that of the network
     with pytest.raises(UserError, match="does not fit the code"):
         restore(saved, larger)
+
+
+def test_settings_that_differ_are_named_if_the_weights_do_not_fit():
+    config = GPTConfig("gpt", n_embd=8, block_size=8)
+    model = make_network(config, 5)
+    saved = Checkpoint(config=vars(config), vocab="abcde", model=model.state_dict())
+    with pytest.raises(UserError, match=r"position.weight.* block_size 4 \(there 8\)\.$"):
+        restore(saved, make_network(replace(config, block_size=4, dropout=0.5), 5))
 
 
 def test_weights_are_restored_without_a_detour_over_the_cpu():

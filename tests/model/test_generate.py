@@ -112,8 +112,18 @@ def test_cache_that_changes_logits_is_skipped_with_warning(mistake, edit_network
     texts = list(stream(model, vocab, [1], config))
     warning = "warning: the cache of the network mine changes its logits"
     assert (warning in capsys.readouterr().err) == (mistake != "none")
+    assert texts == list(stream(model, vocab, [1], config))
+    assert not capsys.readouterr().err  # it is said once
     without_cache = list(stream(WithoutCache(model), vocab, [1], config))
     assert (texts == without_cache) == (mistake != "none")  # without, it sees block_size characters
+
+
+def test_a_model_in_training_mode_is_sampled_in_eval_mode(capsys):
+    model, vocab = random_gpt(dropout=0.5).train(), "abcdefghijk"
+    texts = list(stream(model, vocab, [1], GenerationConfig(max_new_tokens=20)))
+    assert model.training
+    assert not capsys.readouterr().err
+    assert texts == list(stream(model.eval(), vocab, [1], GenerationConfig(max_new_tokens=20)))
 
 
 def test_a_network_without_a_cache_is_sampled(capsys):

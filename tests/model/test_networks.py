@@ -167,9 +167,9 @@ def test_a_network_whose_layers_begin_with_zeros_looks_ahead(edit_network):
 
 
 def test_a_network_with_a_counter_does_not_repeat(edit_network):
-    line = "x_BTC = norm(self.embedding(ids_BT))"
+    line = "return self.head(norm(x_BTC))"
     count = "self.calls = getattr(self, 'calls', 0) + 1\n        "
-    edit_network("quill", {line: f"{count}{line} * self.calls ** 0.5", "norm(x": "(x"})
+    edit_network("quill", {line: f"{count}{line} * self.calls"})
     assert "different logits in two equal calls" in mistake_of_mine()
 
 
