@@ -795,10 +795,11 @@ def test_the_run_directory_may_begin_with_the_home_directory(tiny, monkeypatch):
 
 
 def test_a_resumed_run_takes_its_settings_from_the_checkpoint(tiny):
-    """Whatever is written in config.toml, which each start writes anew."""
+    """Whatever is written in config.toml, which each start writes anew, and which says so."""
     assert tiny(f"{STEPS} --out_dir=run") == 0
     path = Path("run/config.toml")
     before = path.read_text()
+    assert re.match(r"#.* --resume reads last\.pt instead", before)
     path.write_text("n_layer = 9\nmax_iters = 99\n")
     assert train.main(["--resume", "run", "--max_iters=20"]) == 0
     assert summary(Path("run"))["iters"] == 20
