@@ -21,6 +21,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from configs.flags import UserError
+from configs.settings import GPTConfig
 from model.system.errors import AbortError, is_out_of_memory, out_of_memory_hint
 from model.system.files import atomic_write
 
@@ -206,15 +207,14 @@ def code_errors(checkpoint: Checkpoint, model: nn.Module) -> Iterator[None]:
     except (RuntimeError, ValueError) as error:
         if is_out_of_memory(error):
             raise
-        ours, theirs = vars(model.config), checkpoint.config
-        others = [
-            f"{key} {ours[key]} (there {theirs[key]})"
-            for key in ours.keys() & theirs.keys()
-            if key not in ("n_head", "dropout") and ours[key] != theirs[key]
-        ]
-        hint = f" These settings differ from the checkpoint's: {', '.join(sorted(others))}."
+        differ = []
+        for name in (f.name for f in fields(GPTConfig) if f.name not in ("n_head", "dropout")):
+            ours, theirs = getattr(model.config, name), checkpoint.config.get(name)
+            if theirs not in (ours, None):
+                differ.append(f"{name} {ours} (there {theirs})")
+        hint = f" These settings differ from the checkpoint's: {', '.join(differ)}."
         raise UserError(
-            f"the checkpoint does not fit the code in model/: {error}{hint if others else ''}"
+            f"the checkpoint does not fit the code in model/: {error}{hint if differ else ''}"
         ) from None
 
 

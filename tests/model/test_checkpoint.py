@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from torch.amp import GradScaler
 
-from configs.flags import UserError
-from configs.settings import GPTConfig, OptimConfig
+from configs.flags import UserError, make_config
+from configs.settings import GPTConfig, OptimConfig, TrainConfig
 from model.checkpoint import (
     MAGIC,
     Checkpoint,
@@ -135,11 +135,14 @@ def test_only_tables_with_a_row_for_each_character_grow():
 
 
 def test_settings_that_differ_are_named_if_the_weights_do_not_fit():
-    config = GPTConfig("gpt", n_embd=8, block_size=8)
+    config = make_config(TrainConfig, {"network": "gpt", "n_embd": 8, "block_size": 8})
     model = make_network(config, 5)
     saved = Checkpoint(config=vars(config), vocab="abcde", model=model.state_dict())
-    with pytest.raises(UserError, match=r"position.weight.* block_size 4 \(there 8\)\.$"):
-        restore(saved, make_network(replace(config, block_size=4, dropout=0.5), 5))
+    others = {"block_size": 4, "dropout": 0.5, "max_iters": 7}
+    with pytest.raises(
+        UserError, match=r"position.weight.* differ .*: block_size 4 \(there 8\)\.$"
+    ):
+        restore(saved, make_network(replace(config, **others), 5))
 
 
 def test_weights_are_restored_without_a_detour_over_the_cpu():
