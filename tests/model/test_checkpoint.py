@@ -139,9 +139,7 @@ def test_settings_that_differ_are_named_if_the_weights_do_not_fit():
     model = make_network(config, 5)
     saved = Checkpoint(config=vars(config), vocab="abcde", model=model.state_dict())
     others = {"block_size": 4, "dropout": 0.5, "max_iters": 7}
-    with pytest.raises(
-        UserError, match=r"position.weight.* differ .*: block_size 4 \(there 8\)\.$"
-    ):
+    with pytest.raises(UserError, match=r"position.weight.* differ.*: block_size 4 \(there 8\)\.$"):
         restore(saved, make_network(replace(config, **others), 5))
 
 
