@@ -141,7 +141,8 @@ def run_interactive(model: nn.Module, tokenizer: CharTokenizer, config: SampleCo
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  (arrow keys and history for input())
     if hasattr(sys.stdin, "reconfigure"):
-        sys.stdin.reconfigure(encoding="utf-8", errors="replace")
+        # On Linux, standard input does not translate line ends by itself.
+        sys.stdin.reconfigure(encoding="utf-8", errors="replace", newline=None)
     on_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     for turn in itertools.count():
         try:

@@ -62,10 +62,23 @@ def load_saved(command: Command) -> Checkpoint:
     if command.resume is not None:
         path = checkpoint.resolve(command.resume, "last")
         saved = checkpoint.load_to_resume(path)
-        if path.name == "best.pt":
+        if path.name == "best.pt":  # last.pt may be newer: nothing is replaced for nothing
+            if max(saved.config["max_iters"], command.given.get("max_iters", 0)) <= saved.step:
+                raise UserError(
+                    f"{path} has reached its max_iters, {saved.step}. To go on from it, which "
+                    "replaces last.pt, give a larger --max_iters."
+                )
             print_line(f"note: from step {saved.step} on, last.pt is replaced", sys.stderr)
-        if (max_iters := command.given.get("max_iters", saved.step)) < saved.step:
+        max_iters = command.given.get("max_iters", saved.config["max_iters"])
+        if max_iters < saved.step:
             raise UserError(f"max_iters is {max_iters}, but the run has made {saved.step} steps.")
+        if path.name == "best.pt":  # last.pt may be newer, so it is not replaced for nothing
+            if max_iters == saved.step:
+                raise UserError(
+                    f"{path} has reached its max_iters, {max_iters}. To go on from it, which "
+                    "replaces last.pt, give a larger --max_iters."
+                )
+            print_line(f"note: from step {saved.step} on, last.pt is replaced", sys.stderr)
         return saved
     if "init_from" in command.given:
         return checkpoint.load(checkpoint.resolve(command.given["init_from"], "best"))

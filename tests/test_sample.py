@@ -197,7 +197,8 @@ def test_a_text_of_windows_is_the_same_text(tiny, text_file, monkeypatch, capsys
         outputs = []
         of_file = f"{name}.txt"
         for flags in (["--score", of_file], ["--prompt_file", of_file], ["--interactive"]):
-            stdin = io.TextIOWrapper(io.BytesIO(b"KATE:" + line_end.encode() + b"TOM:"))
+            lines = io.BytesIO(b"KATE:" + line_end.encode() + b"TOM:")
+            stdin = io.TextIOWrapper(lines, newline="\n")  # as Python's own on Linux
             monkeypatch.setattr(sys, "stdin", stdin)
             capsys.readouterr()
             assert sample.main(["unix", "--max_new_tokens=9", *flags]) == 0

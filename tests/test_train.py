@@ -653,7 +653,7 @@ def test_a_finished_run_completes_missing_files_and_goes_on(tiny, monkeypatch, c
     for flags in ([], ["--max_iters=40", "--log_interval=1"]):
         assert equal(checkpoint.load("run/last.pt").model, before)
         clock.now = 0.0  # of another process
-        assert train.main(["--resume", "run/best.pt", *flags]) == 0
+        assert train.main(["--resume", "run", *flags]) == 0
         output = capsys.readouterr().out
         assert "step     25" not in output  # it was evaluated before
         assert ("Nothing was trained: the run had reached --max_iters 25\n" in output) == (
@@ -822,6 +822,27 @@ def test_a_resumed_run_replaces_a_best_pt_that_cannot_be_read(tiny, content):
     assert best.step == best.best_step == result["best_iter"] == 16
     assert [step for step, _ in curve(Path("run"), "val")] == [8, 16]
     assert result["chars_per_second"] == saved.chars_per_second > 0
+
+
+def test_a_run_goes_on_from_best_pt_only_if_it_trains(tiny, capsys):
+    """Otherwise last.pt, which may be newer, is not replaced."""
+    assert tiny("--max_iters=4 --eval_interval=2 --learning_rate=0 --out_dir=run") == 0
+    assert checkpoint.load("run/best.pt").step == 2
+    before = {path: path.read_bytes() for path in Path("run").rglob("*.*")}
+    assert train.main(["--resume", "run/best.pt", "--max_iters=2"]) == 2
+    assert "run/best.pt has reached its max_iters" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in Path("run").rglob("*.*")} == before
+    assert train.main(["--resume", "run/best.pt", "--max_iters=6"]) == 0
+    assert "note: from step 2 on, last.pt is replaced" in capsys.readouterr().err
+    assert [step for step, _ in curve(Path("run"), "val")] == [2, 4, 6]
+
+
+def test_a_finished_run_with_minutes_names_more_than_it_has_taken(tiny, monkeypatch, capsys):
+    Clock(monkeypatch, step_seconds=30, eval_seconds=0)
+    assert tiny("--max_iters=4 --out_dir=run") == 0
+    assert train.main(["--resume", "run", "--minutes=1", "--max_iters=9"]) == 0
+    more = re.search(r"--minutes (\S+)", capsys.readouterr().out.splitlines()[-2])
+    assert float(more[1]) == 4  # twice the two minutes that it has taken
 
 
 def test_the_best_loss_of_a_killed_run_is_that_of_its_best_pt(tiny, monkeypatch):

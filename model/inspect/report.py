@@ -79,8 +79,8 @@ def warn_of_mistake(config: TrainConfig, vocab_size: int) -> None:
 def warn_of_little_time(eval_seconds: float, left: float) -> None:
     """With --minutes, a run ends with an evaluation. There may be no time for more."""
     print_line(
-        f"warning: an evaluation takes about {eval_seconds:.0f} s, but --minutes leaves "
-        f"{max(left, 0):.0f} s, so the run makes one step. Use more --minutes or a smaller "
+        f"warning: an evaluation takes about {eval_seconds:.1f} s, but --minutes leaves "
+        f"{max(left, 0):.1f} s, so the run makes one step. Use more --minutes or a smaller "
         "--val_fraction.",
         sys.stderr,
     )
@@ -180,7 +180,8 @@ def print_result(
             done = state.step >= config.max_iters
             limit = f"max_iters {config.max_iters}" if done else f"minutes {config.minutes:g}"
             lines.append(f"        Nothing was trained: the run had reached --{limit}")
-        more += f" --minutes {2 * config.minutes:g}" if config.minutes else ""
+        if config.minutes:  # they count from the start of the run
+            more += f" --minutes {max(2 * config.minutes, state.seconds / 30):.3g}"
         more += f" --max_iters {2 * state.step}" if state.step >= config.max_iters else ""
     more += " --data FILE" if corpus.is_stream else ""  # FILE has the same text
     lines += [

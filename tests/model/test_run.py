@@ -110,7 +110,7 @@ def test_progress_never_falls(start):
 def test_an_evaluation_longer_than_the_run_gives_one_step_and_is_announced(start, capsys):
     start.eval_seconds = 90.0
     with start(minutes=1.0) as run:
-        assert "an evaluation takes about 90 s, but --minutes leaves" in capsys.readouterr().err
+        assert "an evaluation takes about 90.0 s, but --minutes leaves" in capsys.readouterr().err
         assert not run.is_over()
         start.make_step(run)
         assert run.evaluation_is_due()
