@@ -62,13 +62,6 @@ def load_saved(command: Command) -> Checkpoint:
     if command.resume is not None:
         path = checkpoint.resolve(command.resume, "last")
         saved = checkpoint.load_to_resume(path)
-        if path.name == "best.pt":  # last.pt may be newer: nothing is replaced for nothing
-            if max(saved.config["max_iters"], command.given.get("max_iters", 0)) <= saved.step:
-                raise UserError(
-                    f"{path} has reached its max_iters, {saved.step}. To go on from it, which "
-                    "replaces last.pt, give a larger --max_iters."
-                )
-            print_line(f"note: from step {saved.step} on, last.pt is replaced", sys.stderr)
         max_iters = command.given.get("max_iters", saved.config["max_iters"])
         if max_iters < saved.step:
             raise UserError(f"max_iters is {max_iters}, but the run has made {saved.step} steps.")
