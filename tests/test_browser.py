@@ -74,7 +74,7 @@ def open_in_browser(url: str, milliseconds: int) -> tuple[str, list[str]]:
 
 @pytest.mark.parametrize("edited", [False, True], ids=["the equation", "an edited equation"])
 def test_attention_page_follows_mouse_keys_and_escapes_hostile_text(edited, edit_network):
-    edit_network("quill", own_equation("sigmoid") if edited else {})
+    edit_network("quill", own_equation("scores_BHTS.sigmoid() * visible_TS") if edited else {})
     vocab = "".join(sorted(set(HOSTILE)))
     model = random_gpt(V=len(vocab), network="mine", block_size=16).float()
     ids = [vocab.index(char) for char in HOSTILE]
@@ -93,7 +93,7 @@ def test_attention_page_follows_mouse_keys_and_escapes_hostile_text(edited, edit
     assert seen.pop("title") == "Attention"
     text = seen.pop("text")
     assert len(text) == len(HOSTILE)
-    assert "".join(text).endswith("a␍↵\nb␍\nc")
+    assert "".join(text).endswith("a↵\nb␍c")
     assert "".join(text).startswith("<script>document.title='attacked'</script></style>&amp;")
 
     chosen = {name: look["chosen"] for name, look in seen.items()}  # from 1
