@@ -143,7 +143,8 @@ def argument_type(kind: type, interval: str = "(-inf, inf)") -> dict[str, Any]:
     if kind in (int, float):
         return {"type": number_type(kind, interval), "metavar": kind.__name__.upper()}
     if kind in (str, str | None, TEXTS):
-        return {"type": unicode_text, "metavar": "TEXT"} | ({"nargs": "+"} if kind == TEXTS else {})
+        several = {"nargs": "+", "action": "extend"} if kind == TEXTS else {}  # --data A --data B
+        return {"type": unicode_text, "metavar": "TEXT"} | several
     raise TypeError(f"a setting has an unsupported type: {kind}")
 
 

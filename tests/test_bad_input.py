@@ -135,7 +135,8 @@ def error_of(elsewhere, folder, monkeypatch, capsys):
         program, *argv = shlex.split(command)
         if program == "train.py" and "--resume" not in argv:
             sizes = ["--device=cpu"] if "--init_from" in argv else TINY
-            argv = ["--data", "good.txt", *sizes, *argv]
+            data = [] if "--data" in argv else ["--data", "good.txt"]
+            argv = [*data, *sizes, *argv]
         capsys.readouterr()
         before = contents()
         assert {"train.py": train.main, "sample.py": sample.main}[program](argv) == 2

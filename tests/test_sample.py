@@ -20,7 +20,7 @@ from configs.flags import make_config
 from configs.settings import TrainConfig
 from model import checkpoint
 from model.network import make_network
-from tests.conftest import LINES, ROOT, file_size_limit
+from tests.conftest import LINES, ROOT, TINY, file_size_limit
 from tests.model.inspect.test_page import page_data
 
 
@@ -179,13 +179,14 @@ def test_old_attention_page_is_kept_when_writing_fails(run_dir):
     assert read_page()["chars"]
 
 
-def test_a_text_of_windows_is_the_same_text(tiny, text_file, monkeypatch, capsys):
+def test_a_text_of_windows_is_the_same_text(text_file, monkeypatch, capsys):
     """In training, as a prompt, as what is scored, as a line of standard input."""
     text, expected = text_file.read_text(), None
     for name, line_end in (("unix", "\n"), ("windows", "\r\n"), ("mac", "\r")):
         content = text.replace("\n", line_end).encode()
         Path(f"{name}.txt").write_bytes(content)
-        assert tiny(f"--data {name}.txt --max_iters=6 --out_dir={name}") == 0
+        flags = ["--data", f"{name}.txt", *TINY, "--max_iters=6", "--out_dir", name]
+        assert train.main(flags) == 0
         one, other = (checkpoint.load(f"{run}/last.pt") for run in ("unix", name))
         assert (one.vocab, one.data_sha256, one.val_loss) == (
             other.vocab,

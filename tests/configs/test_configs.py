@@ -172,6 +172,11 @@ def test_a_boolean_may_be_given_as_nanogpt_has_it(key, value):
     assert getattr(from_command_line(f"--{key}={value}"), key) is value
 
 
+def test_texts_may_be_given_one_by_one():
+    config = from_command_line("--data", "a", "b", "--data=c")
+    assert [Path(path).name for path in config.data] == ["a", "b", "c"]
+
+
 def test_a_path_may_begin_with_the_home_directory(monkeypatch):
     monkeypatch.setenv("HOME", "/home/ada")
     Path("p.toml").write_text("data = ['~/a.txt']")
