@@ -113,13 +113,15 @@ def load(path: Path | str) -> Checkpoint:
 def load_to_resume(path: Path) -> Checkpoint:
     """`load`, for a run that goes on in the directory of `path`.
 
-    The best loss is that of its best.pt, which is newer if the run was killed before last.pt was
-    written, too. If it is missing or damaged, the run counts as not evaluated, so that the next
-    evaluation writes it.
+    The best loss is that of its best.pt, which has more if the run was killed before last.pt was
+    written, too. If best.pt is missing, damaged or of a later step (the run goes on from a
+    snapshot), the run counts as not evaluated, so that the next evaluation writes it.
     """
     checkpoint, best = load(path), Checkpoint()
     with contextlib.suppress(UserError):
         best = load(path.with_name("best.pt"))
+    if best.step > checkpoint.step:
+        best = Checkpoint()
     checkpoint.best_val_loss, checkpoint.best_step = best.best_val_loss, best.best_step
     if best.step == checkpoint.step or best.best_step is None:
         checkpoint.val_loss, checkpoint.val_step = best.val_loss, best.val_step

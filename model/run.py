@@ -65,7 +65,7 @@ def load_saved(command: Command) -> Checkpoint:
         max_iters = command.given.get("max_iters", saved.config["max_iters"])
         if max_iters < saved.step:
             raise UserError(f"max_iters is {max_iters}, but the run has made {saved.step} steps.")
-        if path.name == "best.pt":  # last.pt may be newer, so it is not replaced for nothing
+        if path.name != "last.pt":  # which may be newer, so it is not replaced for nothing
             if max_iters == saved.step:
                 raise UserError(
                     f"{path} has reached its max_iters, {max_iters}. To go on from it, which "
@@ -214,7 +214,7 @@ class Run:
         self.save(is_best)
         self.speed_step, self.speed_time = state.step, time.perf_counter()
         self.eval_seconds = self.speed_time - eval_start
-        if self.progress < 1:  # after the last evaluation, no signal is the reason of the end
+        if self.progress < 1:  # a complete run does not end because of a signal
             self.update()
 
     def estimate_eval_seconds(self) -> None:

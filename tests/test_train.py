@@ -837,6 +837,17 @@ def test_a_run_goes_on_from_best_pt_only_if_it_trains(tiny, capsys):
     assert [step for step, _ in curve(Path("run"), "val")] == [2, 4, 6]
 
 
+def test_a_run_that_goes_on_from_a_snapshot_has_a_best_pt_of_its_own(tiny, capsys):
+    """Not that of a later step, which is of the history before."""
+    assert tiny("--max_iters=4 --eval_interval=2 --out_dir=run") == 0
+    shutil.copy("run/last.pt", "run/snapshot.pt")
+    assert train.main(["--resume", "run", "--max_iters=40"]) == 0
+    assert checkpoint.load("run/best.pt").step > 4
+    assert train.main(["--resume", "run/snapshot.pt", "--max_iters=6"]) == 0
+    assert "note: from step 4 on, last.pt is replaced" in capsys.readouterr().err
+    assert checkpoint.load("run/best.pt").step == summary(Path("run"))["best_iter"] == 6
+
+
 def test_a_finished_run_with_minutes_names_more_than_it_has_taken(tiny, monkeypatch, capsys):
     Clock(monkeypatch, step_seconds=30, eval_seconds=0)
     assert tiny("--max_iters=4 --out_dir=run") == 0
