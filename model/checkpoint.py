@@ -113,9 +113,9 @@ def load(path: Path | str) -> Checkpoint:
 def load_to_resume(path: Path) -> Checkpoint:
     """`load`, for a run that goes on in the directory of `path`.
 
-    The best loss is that of its best.pt, which has more if the run was killed before last.pt was
-    written, too. If best.pt is missing, damaged or of a later step (the run goes on from a
-    snapshot), the run counts as not evaluated, so that the next evaluation writes it.
+    The best loss is that of its best.pt: a run may be killed between writing best.pt and last.pt.
+    If best.pt is missing, damaged or of a later step (the run goes on from a snapshot), the run
+    counts as not evaluated, and the next evaluation writes best.pt.
     """
     checkpoint, best = load(path), Checkpoint()
     with contextlib.suppress(UserError):

@@ -1,4 +1,4 @@
-"""What the recipe is asked, and its answer: the size of the text, the machine, the time.
+"""The inputs of the recipe: the size of the text, the kind and speed of the machine, the time.
 
 A corpus is an argument, as data/corpus.py makes it; model/ does not import data/.
 """

@@ -71,13 +71,13 @@ def log_evaluation(logger: Logger, state: RunState) -> None:
 
 
 def warn_of_mistake(config: TrainConfig, vocab_size: int) -> None:
-    """The most ordinary one in an edited network is that it looks ahead: its loss is wonderful."""
+    """Warn if losses of an edited network mean nothing. One that looks ahead has the lowest."""
     if mistake := find_mistake(config, vocab_size):
         print_line(f"warning: the network {config.network} {mistake}.", sys.stderr)
 
 
 def warn_of_little_time(eval_seconds: float, left: float) -> None:
-    """With --minutes, a run ends with an evaluation. There may be no time for more."""
+    """Warn that --minutes leaves no time for more than a step and the last evaluation."""
     print_line(
         f"warning: an evaluation takes about {eval_seconds:.1f} s, but --minutes leaves "
         f"{max(left, 0):.1f} s, so the run makes one step. Use more --minutes or a smaller "

@@ -57,8 +57,8 @@ FIXED = {  # like `python train.py` and the preset for 15 minutes before the rec
         "ema_decay": 0.99,
     },
 }
-# So many steps that the time ends the run, and ten evaluations.
-ALL_THE_TIME = {"max_iters": 10**9, "eval_interval": 10**8}
+MAX_ITERS = 10**9  # so that the time ends the run
+EVAL_INTERVAL = 100  # of a run of one minute, which is about ten evaluations
 MARGIN = 0.15
 
 
@@ -84,7 +84,10 @@ def train(text: Path, minutes: float, settings: dict[str, object], seed: int, di
 
     `dial` is the curve of the dial's run.
     """
-    flags = settings | ALL_THE_TIME if settings else {}
+    flags = {}
+    if settings:
+        eval_interval = max(1, round(EVAL_INTERVAL * minutes))
+        flags = settings | {"max_iters": MAX_ITERS, "eval_interval": eval_interval}
     flags |= {"data": text, "minutes": minutes, "seed": seed}
     curve, output, stopped = [], "", False
     with tempfile.TemporaryDirectory() as folder:
