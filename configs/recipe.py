@@ -104,8 +104,9 @@ def recipe(budget: Budget) -> dict[str, Any]:
     doublings = math.log2(max(1, overfitting / OVERFITTING_THRESHOLD))
     temperature, weight_decay = max(0.8, 1 - 0.1 * doublings), 0.5 if doublings < 1.5 else 1.0
     if has_average:
-        # A network that learns from its average becomes less confident, which this makes up for.
-        # Fewer, larger batches overfit sooner.
+        # Learning from its average leaves a network too sure of new text, though less than without
+        # (docs/attention.md, "What does the training temperature do?"). Fewer, larger batches
+        # overfit sooner.
         temperature = max(0.7, (0.8 if is_gpu else 0.9) - 0.06 * doublings)
         weight_decay = 1.0 if is_gpu else weight_decay
     # As many evaluations as take about a fifteenth of the training time, but 2 to 10. (The default

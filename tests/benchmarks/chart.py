@@ -1,21 +1,10 @@
-"""Draw curves as one SVG file that is readable on a light and on a dark page.
+"""Draw curves as one SVG file that is readable on a light and on a dark page."""
 
-python -m tests.benchmarks.chart RUN_DIR LOSS.svg MUON.svg draws the losses of a run, and what Muon
-makes of its momentum.
-"""
-
-import json
-import sys
-import tomllib
 from pathlib import Path
 
 import matplotlib as mpl
-import torch
 from matplotlib.figure import Figure
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-from model import checkpoint
-from model.optim import orthogonalize
 
 # Contrast at least 4 on white and on GitHub's dark page, #0d1117.
 GRAY = "#797979"
@@ -58,38 +47,3 @@ def read_losses(event_dir: Path) -> list[tuple[int, float]]:
     """All points (step, loss). (That of tests/conftest.py would leave PyTorch one thread.)"""
     events = EventAccumulator(str(event_dir), size_guidance={"scalars": 0}).Reload()
     return [(event.step, event.value) for event in events.Scalars("loss")]
-
-
-def draw_losses(run_dir: Path, path: Path) -> None:
-    """Training and validation loss over the steps of a run."""
-    config = tomllib.loads((run_dir / "config.toml").read_text("utf-8"))
-    summary = json.loads((run_dir / "summary.json").read_text("utf-8"))
-    title = f"Quill: context {config['block_size']}, {summary['dtype']}, seed {config['seed']}"
-    validation = read_losses(run_dir / "val")
-    curves = {
-        "training loss, single batches": read_losses(run_dir / "train"),
-        f"validation loss, whole validation split: {validation[-1][1]:.3f} at the end": validation,
-    }
-    draw_svg(path, "training step", title, curves)
-
-
-def draw_muon(run_dir: Path, path: Path) -> None:
-    """Singular values of the first matrix's momentum at the end of a run, and orthogonalized."""
-    saved = checkpoint.load(run_dir / "last.pt")
-    muon = saved.optimizers[0]
-    name = muon["param_groups"][0]["param_names"][0]
-    momentum_RC = muon["state"][0]["momentum_buffer"]
-    (update_RC,) = orthogonalize(momentum_RC[None], torch.float32)
-    before, after = torch.linalg.svdvals(momentum_RC), torch.linalg.svdvals(update_RC)
-    curves = {
-        "momentum, largest scaled to 1": list(enumerate((before / before[0]).tolist(), start=1)),
-        "orthogonalized": list(enumerate(after.tolist(), start=1)),
-    }
-    title = f"{name}, step {saved.step}"
-    draw_svg(path, "singular values by size", title, curves, "singular value")
-
-
-if __name__ == "__main__":
-    run_dir, losses, muon = map(Path, sys.argv[1:])
-    draw_losses(run_dir, losses)
-    draw_muon(run_dir, muon)

@@ -18,27 +18,35 @@ needs `pip install requests`). All other texts are the first characters of Tiny 
 
 import argparse
 import json
+import math
 import os
 import re
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from statistics import mean, stdev
 
+import matplotlib as mpl
+import numpy as np
 import torch
+import torch.nn.functional as F
+from matplotlib.figure import Figure
+from torch import Tensor
 
 from configs.flags import make_config
 from configs.settings import TrainConfig
-from data.corpus import open_corpus
+from data.corpus import Corpus, open_corpus
 from data.shakespeare import tiny_shakespeare
 from model import checkpoint
-from model.loss import evaluate
+from model.checkpoint import Checkpoint
 from model.network import make_network
-from model.system.device import Machine, choose_dtype
-from tests.benchmarks.chart import draw_svg, read_losses
+from model.system.device import choose_dtype
+from tests.benchmarks.chart import GRAY, NO_DATE, STYLE, draw_svg, read_losses
 from tests.benchmarks.convert import load_nanogpt
 from tests.benchmarks.peer import CPU_COMMAND, ROOT, nanogpt, quill
 
@@ -71,11 +79,30 @@ EDITS = {
     "gpt, no feed-forward layer": ("gpt", "self.dropout(self.mlp(self.norm_2(x_BTC)))", "0"),
 }
 GPT = "--network gpt"
+# What keeps a network from being too sure of a text that it has read often, taken away
+CONFIDENCE = {
+    "no temperature": "--train_temperature 1",
+    "no average": "--ema_decay 0",
+    "neither": "--train_temperature 1 --ema_decay 0",
+}
+# A place in the validation text of the 100 kB: the first one where the network without a
+# temperature (seed 1) gives at least 0.9 to a wrong character.
+EXAMPLE_POSITION = 15
+DECILES = [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.1]
+SHARES = {"0.1 % or less": 0, "0.1 to 1 %": 1e-3, "1 % or more": 1e-2}
+WORD = r"[\w']+"
+WORD_COUNTS = {
+    "never": 0,
+    "1 to 9 times": 1,
+    "10 to 99": 10,
+    "100 to 999": 100,
+    "1,000 or more": 1000,
+}
 
 
 @dataclass(frozen=True)
 class Run:
-    """A training with each of the seeds; afterwards it may write texts."""
+    """A training with each of the seeds; afterwards its model may write and predict texts."""
 
     name: str
     flags: str = ""
@@ -84,6 +111,7 @@ class Run:
     base: str = ""  # the run whose model it starts from
     temperatures: tuple[float, ...] = ()  # of texts that it writes
     edit: str = ""  # of the network
+    has_predictions: bool = False  # keeps what its model says of the validation text
 
 
 THREE = (1, 2, 3)
@@ -91,7 +119,11 @@ DEFAULT = "default, float32"  # made by `time`
 DEFAULT_TEMPERATURES = (0, 0.8, 1.5)
 RUNS = [
     Run("moby", text="moby"),
-    *(Run(f"{n} kB", text=str(n), seeds=THREE) for n in (20, 100, 300)),
+    *(Run(f"{n} kB", text=str(n), seeds=THREE, has_predictions=True) for n in (20, 100, 300)),
+    *(
+        Run(f"100 kB, {name}", flags, text="100", seeds=THREE, has_predictions=True)
+        for name, flags in CONFIDENCE.items()
+    ),
     *(Run(f"{n} kB from moby", text=str(n), seeds=THREE, base="moby") for n in (20, 100)),
     Run("Spanish", text="spanish", seeds=THREE),
     Run("Spanish, unregularized", UNREGULARIZED, text="spanish"),
@@ -107,7 +139,8 @@ RUNS = [
         Run(name, GPT if network == "gpt" else "", seeds=THREE, edit=name)
         for name, (network, *_) in EDITS.items()
     ),
-    Run("AdamW", "--optimizer adamw", seeds=THREE),
+    Run("AdamW", "--optimizer adamw", seeds=THREE, has_predictions=True),
+    Run("AdamW, 3e-3", "--optimizer adamw --learning_rate 3e-3", seeds=THREE),
     Run("cosine decay to a tenth", "--min_lr 7e-4", seeds=THREE),
 ]
 
@@ -161,8 +194,10 @@ def write_texts(folder: Path, texts: Path | None = None) -> None:
         (folder / f"{name}.txt").write_text(text, "utf-8")
 
 
-def measured(out: Path, temperatures: tuple[float, ...], root: Path = ROOT) -> dict:
-    """The losses of a finished run, and what its model writes."""
+def measured(
+    out: Path, temperatures: tuple[float, ...], has_predictions: bool, root: Path = ROOT
+) -> dict:
+    """The losses of a finished run, and what its model writes and predicts."""
     summary = json.loads((out / "summary.json").read_text("utf-8"))
     training = read_losses(out / "train")
     fifths = [training[max(0, i - 4) : i + 1] for i in range(len(training))]
@@ -178,6 +213,50 @@ def measured(out: Path, temperatures: tuple[float, ...], root: Path = ROOT) -> d
             f"{t:g}": call(root, "sample.py", out, "--temperature", t, "--max_new_tokens=150")
             for t in temperatures
         },
+        **(predictions(out) if has_predictions else {}),
+    }
+
+
+@torch.no_grad()
+def predict(saved: Checkpoint) -> tuple[Tensor, Tensor, Corpus]:
+    """log_probs_NV of a checkpoint at each place of its validation text; the N characters; both."""
+    config = make_config(TrainConfig, saved.config)
+    corpus = open_corpus(config, saved.vocab)
+    model = make_network(config, len(saved.vocab)).eval()
+    checkpoint.restore(saved, model)
+    logits, targets = [], []
+    for starts_B, T in corpus.eval_windows(config.block_size, 8192):
+        x_BT, y_BT = corpus.gather_examples(starts_B, T)
+        logits.append(model(x_BT).flatten(0, 1))
+        targets.append(y_BT.flatten())
+    return torch.cat(logits).log_softmax(dim=-1), torch.cat(targets), corpus
+
+
+def predictions(out: Path) -> dict:
+    """How often the best model of a run is right by how sure it is; what rare things cost it."""
+    log_probs_NV, y_N, corpus = predict(checkpoint.load(out / "best.pt"))
+    loss_N = F.nll_loss(log_probs_NV, y_N, reduction="none")
+    probability_N, guess_N = log_probs_NV.exp().max(dim=-1)
+    text = "".join(corpus.tokenizer.vocab[i] for i in corpus.ids_N)
+    training, validation = text[: corpus.train_chars], text[corpus.train_chars :]
+    share_of = {c: n / len(training) for c, n in Counter(training).items()}
+    share_N = torch.tensor([share_of.get(character, 0) for character in validation[1:]])
+    # How often the word at each place occurs in the training text; -1: not in a word
+    count_of, count_N = Counter(re.findall(WORD, training)), torch.full((len(validation),), -1)
+    for word in re.finditer(WORD, validation):
+        count_N[slice(*word.span())] = count_of[word[0]]
+
+    def means(key_N: Tensor, edges: list[float], *values: Tensor) -> list[tuple[float, ...]]:
+        """The means of `values` where the key is between two edges, and how many there are."""
+        kept = [(key_N >= low) & (key_N < high) for low, high in pairwise(edges)]
+        return [(*(x[k].float().mean().item() for x in values), int(k.sum())) for k in kept]
+
+    probs_V = log_probs_NV[EXAMPLE_POSITION].exp().tolist()
+    return {
+        "confidence": means(probability_N, DECILES, probability_N, guess_N == y_N),
+        "by_share": means(share_N, [*SHARES.values(), 2], loss_N),
+        "by_word": means(count_N[1:], [*WORD_COUNTS.values(), math.inf], loss_N),
+        "example": {c: round(p, 4) for c, p in zip(corpus.tokenizer.vocab, probs_V, strict=True)},
     }
 
 
@@ -228,7 +307,7 @@ def make_run(folder: Path, run: Run, seed: int) -> None:
     flags += ["--init_from", folder / f"{run.base}, 1"] if run.base else []
     flags += [f"--network=edit{list(EDITS).index(run.edit)}"] if run.edit else []
     call(folder / "quill", "train.py", "--out_dir", out, *flags)
-    row = measured(out, run.temperatures, folder / "quill")
+    row = measured(out, run.temperatures, run.has_predictions, folder / "quill")
     store(name=run.name, seed=seed, **row)
     print(f"{run.name}, seed {seed}: {row['last']:.4f}", flush=True)
 
@@ -244,7 +323,7 @@ def make_times(nanogpt_dir: Path) -> None:
         if (name, seed) in finished:
             return
         temperatures = DEFAULT_TEMPERATURES if name == DEFAULT else ()
-        look = None if until else lambda out: measured(out, temperatures)
+        look = None if until else lambda out: measured(out, temperatures, bool(temperatures))
         outcome = quill("--seed", seed, "--dtype", dtype, *flags, until=until, look=look)
         seconds, loss = outcome.curve[-1]
         row = outcome.looked or {"last": loss}
@@ -273,13 +352,8 @@ def whole_split_loss(folder: Path) -> float:
     """The loss of nanoGPT's checkpoint over the whole validation split, in float32."""
     data = folder / "data/shakespeare_char"
     saved = load_nanogpt(folder / "out-shakespeare-char/ckpt.pt", data / "meta.pkl")
-    config = make_config(TrainConfig, saved.config)
-    model = make_network(config, len(saved.vocab))
-    checkpoint.restore(saved, model)
-    corpus = open_corpus(config, saved.vocab)
-    machine = Machine(torch.device("cpu"), torch.float32)
-    windows = corpus.eval_windows(config.block_size, machine.eval_batch_chars(len(saved.vocab)))
-    return evaluate(model, (corpus.gather_examples(*window) for window in windows), machine)
+    log_probs_NV, y_N, _ = predict(saved)
+    return F.nll_loss(log_probs_NV, y_N).item()
 
 
 # ----------------------------------------------------------------------------------------- Tables
@@ -456,6 +530,20 @@ def textbook() -> str:
     )
 
 
+def rare() -> str:
+    """What characters and words lose with AdamW, by how often the training text has them."""
+    lines = []
+    for key, names, title in (
+        ("by_share", SHARES, "characters, {} of the text"),
+        ("by_word", WORD_COUNTS, "words that occur {}"),
+    ):
+        for i, name in enumerate(names):
+            muon, adamw = (mean(row[key][i][0] for row in rows(n)) for n in (DEFAULT, "AdamW"))
+            line = (f"{muon:.2f}", f"{adamw:.2f}", f"{adamw - muon:+.2f}")
+            lines.append((title.format(name), *line))
+    return table(("loss per character of", "Muon", "AdamW", "difference"), *lines)
+
+
 TABLES = (
     results,
     own_text,
@@ -468,6 +556,7 @@ TABLES = (
     exercises,
     ideas,
     textbook,
+    rare,
 )
 
 
@@ -482,8 +571,47 @@ def fill(document: str) -> str:
     )
 
 
+def draw_confidence() -> None:
+    """How sure networks are of new text, with the recipe's temperature and average and without."""
+    names = {"neither": "100 kB, neither", "average only": "100 kB, no temperature"}
+    names |= {"temperature only": "100 kB, no average", "both (the recipe)": "100 kB"}
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(7.4, 3.9), layout="constrained")
+        left, right = figure.subplots(1, 2, width_ratios=(1, 1.5))
+        with_it, without = (rows(name)[0]["example"] for name in ("100 kB", names["average only"]))
+        likely = sorted(without, key=without.get, reverse=True)[:4]
+        for i, (probs, title) in enumerate(((without, "without"), (with_it, "with"))):
+            places = [place + 0.4 * (i - 0.5) for place in range(len(likely))]
+            bars = left.bar(places, [probs[c] for c in likely], 0.38, label=title)
+            left.bar_label(bars, fmt="%.2f", fontsize=8, color=GRAY)
+        left.set(title="after “With old M”", ylabel="probability", ylim=(0, 1))
+        left.set_xticks(range(len(likely)), likely)
+        left.legend(title="training temperature", frameon=False)
+        for name, run in names.items():
+            bins = list(zip(*(row["confidence"] for row in rows(run)), strict=True))
+            # A bin of few predictions says little
+            means = [
+                np.average(b, axis=0, weights=[n for *_, n in b])
+                for b in bins
+                if sum(n for *_, n in b) > 100
+            ]
+            says, right_share = zip(*((x, y) for x, y, _ in means), strict=True)
+            right.plot(
+                says, right_share, "o-", markersize=3, label=f"{name}: loss {loss(run, digits=2)}"
+            )
+        right.plot([0, 1], [0, 1], ":", color=GRAY)
+        right.set(
+            title="all of the validation text",
+            xlabel="probability of the likeliest character",
+            ylabel="how often it comes next",
+        )
+        right.legend(frameon=False)
+        figure.savefig(ROOT / "docs/temperature.svg", transparent=True, metadata=NO_DATE)
+
+
 def draw() -> None:
-    """The pictures of docs/guide.md."""
+    """The pictures of docs/guide.md and of the training temperature."""
+    draw_confidence()
     curves = {}
     for title, name in {"unregularized": "Spanish, unregularized", "the recipe": "Spanish"}.items():
         curves[f"{title}: validation"] = rows(name)[0]["curve"]
