@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from configs.flags import ConfigParser, UserError, make_config
-from configs.settings import DeviceConfig, TrainConfig
+from configs.settings import DeviceConfig
 from data.corpus import cut_windows
 from data.reader import read_text
 from data.tokenizer import ESCAPE_HINT, CharTokenizer, describe_unknown
@@ -27,7 +27,7 @@ from model import checkpoint
 from model.generate import GenerationConfig, first_character, stream
 from model.inspect.page import attention_page
 from model.loss import evaluate
-from model.network import count_parameters, make_network
+from model.network import count_parameters
 from model.system.device import sampling_machine
 from model.system.errors import disk_errors, out_of_memory_hint, report_errors
 from model.system.files import atomic_write
@@ -175,8 +175,8 @@ def main(argv: list[str]) -> None:
     # The checkpoint, and what is to be done with it
     path = checkpoint.resolve(name, config.which)
     saved = checkpoint.load(path)
-    train_config = make_config(TrainConfig, saved.config)
-    encoding = train_config.encoding
+    model = checkpoint.load_model(saved)
+    encoding, block_size = model.config.encoding, model.config.block_size
     tokenizer = CharTokenizer(saved.vocab)
     prompt = config.prompt
     if config.prompt_file is not None:
@@ -192,10 +192,8 @@ def main(argv: list[str]) -> None:
         scored = known_characters(text, saved.vocab, name)
         left_out = len(text) - len(scored)
 
-    model = make_network(train_config, vocab_size=len(saved.vocab))
-    checkpoint.restore(saved, model)
     machine = sampling_machine(config, count_parameters(model), config.num_samples)
-    model.to(machine.device).eval()
+    model.to(machine.device)
 
     about = f"{path}, step {saved.step}, on {machine.device}"
     print_line(about, sys.stderr)
@@ -207,7 +205,7 @@ def main(argv: list[str]) -> None:
                 shown = scored
                 ids_N = torch.from_numpy(tokenizer.encode(scored))
                 chars = machine.eval_batch_chars(model.vocab_size)
-                batches = text_batches(ids_N, train_config.block_size, chars)
+                batches = text_batches(ids_N, block_size, chars)
                 nats = evaluate(model, batches, machine)
                 others = f"; {left_out:,} others are not in the vocabulary" if left_out else ""
                 print(

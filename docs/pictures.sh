@@ -1,8 +1,13 @@
 #!/usr/bin/env bash
-# Make the pictures of the documents, with Chromium: bash docs/pictures.sh runs/NAME
+# Make the pictures of the documents that show runs, of the default network and of gpt, with Chromium:
+#     python train.py --seed 1 --dtype float32 --out_dir runs/quill
+#     python train.py --seed 1 --dtype float32 --network gpt --out_dir runs/gpt
+#     bash docs/pictures.sh runs/quill runs/gpt
+# tests/benchmarks/tables.py draws the others.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-run=${1:?"usage: bash docs/pictures.sh runs/NAME"}
+run=${1:?"usage: bash docs/pictures.sh RUN GPT_RUN"}
+gpt_run=${2:?"usage: bash docs/pictures.sh RUN GPT_RUN"}
 page=$(mktemp -d)/page.html
 port=6017
 
@@ -13,7 +18,7 @@ shoot() { # FILE WIDTH,HEIGHT URL
     python -c "import sys; from PIL import Image as I; I.open(sys.argv[1]).quantize(128).save(sys.argv[1])" "docs/$1"
 }
 
-python -m tests.benchmarks.chart "$run" docs/loss.svg docs/muon.svg
+python -m tests.benchmarks.pictures docs "$run" "$gpt_run"
 python sample.py "$run" --prompt "ROMEO:" --max_new_tokens 250 --attention "$page"
 shoot attention.png 1100,1900 "file://$page"
 

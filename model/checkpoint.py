@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from configs.flags import UserError
-from configs.settings import GPTConfig
+from configs.flags import UserError, make_config
+from configs.settings import GPTConfig, TrainConfig
+from model.network import make_network
 from model.system.errors import AbortError, is_out_of_memory, out_of_memory_hint
 from model.system.files import atomic_write
 
@@ -199,6 +200,14 @@ def restore(checkpoint: Checkpoint, model: nn.Module) -> None:
             if torch.is_tensor(old) and (*old.shape[:1], *fresh.shape[:1]) == sizes:
                 weights[name] = torch.cat((old, fresh[len(old) :].to(old.device)))
         model.load_state_dict(weights)
+
+
+def load_model(checkpoint: Checkpoint) -> nn.Module:
+    """The trained network, on the CPU, in eval mode. Raises UserError as `restore_run` does."""
+    config = make_config(TrainConfig, checkpoint.config)
+    model = make_network(config, len(checkpoint.vocab))
+    restore(checkpoint, model)
+    return model.eval()
 
 
 @contextlib.contextmanager

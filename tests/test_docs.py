@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+import sample
 from tests.benchmarks.tables import TABLES, fill
-from tests.conftest import ROOT
+from tests.conftest import ROOT, curve
 
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
@@ -23,7 +24,9 @@ def test_document_links_resolve_and_named_tests_exist(document):
         name, _, heading = target.partition("#")
         path = document.parent / name if name else document
         assert path.exists(), target
-        if heading:
+        if path.suffix == ".py" and heading:
+            assert f"def {heading}(" in path.read_text("utf-8"), target
+        elif heading:
             headings = re.findall(r"^#+ (.*)$", path.read_text("utf-8"), re.M)
             slugs = [re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in headings]
             assert heading in slugs, target
@@ -70,3 +73,32 @@ def test_examples_print_the_numbers_beside_them(trained_run):
     *vectors, cosine = run_example(of_weights + of_vectors).split("tensor(")[-3:]
     assert vectors[0] != vectors[1]
     assert -1 < float(cosine.strip(")\n")) < 0.9999
+
+
+def test_examples_from_python_agree_with_the_commands(trained_run, capsys):
+    text = Path(ROOT, "docs/change.md").read_text("utf-8")
+    of_text, of_sample, of_curve = re.findall(r"```python\n(.*?)```", text, re.S)
+    shutil.copytree(trained_run, "runs/newest")
+    prompt = "The sea is calm"
+    assert f'"{prompt}"' in of_text
+    log_probs, next_chars = run_example(of_text).split("])")
+
+    Path("text.txt").write_text(prompt, "utf-8")
+    sample.main(["--score=text.txt", "--dtype=float32"])
+    nats = float(capsys.readouterr().out.split()[0])
+    values = [float(x) for x in re.findall(r"-\d+\.\d+", log_probs)]
+    assert len(values) == len(prompt) - 1
+    assert sum(values) / len(values) == pytest.approx(-nats, abs=1e-4)
+    probs = [float(line.rsplit(maxsplit=1)[1]) for line in next_chars.split("\n") if line]
+    assert len(probs) == 5
+    assert probs == sorted(probs, reverse=True)
+    assert 0 < sum(probs) <= 1
+
+    flags = "--max_new_tokens=100 --temperature=0.8 --seed=1 --dtype=float32"
+    sample.main([f"--prompt={prompt}", *flags.split()])
+    written = run_example(of_text + of_sample).removeprefix(run_example(of_text))
+    assert capsys.readouterr().out == prompt + written
+
+    points = [line.split() for line in run_example(of_text + of_curve).splitlines()]
+    expected = [[str(step), str(value)] for step, value in curve(trained_run, "val")]
+    assert points[-len(expected) :] == expected

@@ -16,10 +16,7 @@ import torch.nn.functional as F
 
 import sample
 import train
-from configs.flags import make_config
-from configs.settings import TrainConfig
 from model import checkpoint
-from model.network import make_network
 from tests.conftest import LINES, ROOT, TINY, file_size_limit
 from tests.model.inspect.test_page import page_data
 
@@ -109,8 +106,7 @@ def test_a_score_is_the_loss_of_an_evaluation(tiny, capsys):
     flags = "--max_iters=20 --learning_rate=0.02 --warmup_iters=1 --dtype=float32"
     assert tiny(f"{flags} --out_dir=run") == 0
     saved, text = checkpoint.load("run/last.pt"), LINES[int(len(LINES) * 0.9) :]
-    model = make_network(make_config(TrainConfig, saved.config), len(saved.vocab)).eval()
-    checkpoint.restore(saved, model)
+    model = checkpoint.load_model(saved)
     assert (len(text) - 1) % 16 > 0
     for length in (2, 17, 18, len(text)):
         ids_N, nats = torch.tensor([saved.vocab.index(char) for char in text[:length]]), 0.0

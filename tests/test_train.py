@@ -348,8 +348,7 @@ def test_evaluations_do_not_change_training_and_are_repeatable(tiny, text_file):
     assert curve(Path("5"), "train") == curve(Path("16"), "train")
     assert curve(Path("5"), "val")[-1] == curve(Path("16"), "val")[-1]
     saved, corpus = checkpoint.load("5/last.pt"), open_corpus(DataConfig((str(text_file),)))
-    model = make_network(make_config(TrainConfig, saved.config), len(saved.vocab))
-    checkpoint.restore(saved, model)
+    model = checkpoint.load_model(saved)
     for mode in (True, False):
         model.train(mode)
         batches = [corpus.gather_examples(*window) for window in corpus.eval_windows(16, 64)]

@@ -19,11 +19,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Rectangle
 from torch import Tensor
 
-from configs.flags import make_config
-from configs.settings import TrainConfig
 from model import checkpoint
 from model.inspect.record import record_attention
-from model.network import make_network
 from model.networks.quill import TokenShift
 from model.optim import orthogonalize
 from tests.benchmarks.chart import COLORS, GRAY, NO_DATE, STYLE, draw_svg, read_losses
@@ -35,8 +32,8 @@ HEADS = ("gpt, block 1, head 2", "gpt, block 2, head 1", "quill, block 2, head 2
 ORANGE, BLUE, GREEN = COLORS[:3]
 
 
-def save(figure: Figure, name: str) -> None:
-    figure.savefig(OUT / name, transparent=True, metadata=NO_DATE)
+def save(figure: Figure, path: Path) -> None:
+    figure.savefig(path, transparent=True, metadata=NO_DATE)
 
 
 def canvas(width: float, height: float) -> tuple[Figure, Axes]:
@@ -118,7 +115,7 @@ def draw_network(axes: Axes, left: float, title: str, own: str, layers: list[Lay
     write(right, bottom + 0.35, "1 x 5 x V", ha="right")
 
 
-def draw_blocks() -> None:
+def draw_blocks(out: Path) -> None:
     """One block of gpt and one of quill, with the shapes of `hello`."""
     qkv = "query, key, value: 1 x H x 5 x D"
     weights = ["weights: 1 x H x 5 x 5", "weighted sum of values, proj"]
@@ -140,7 +137,7 @@ def draw_blocks() -> None:
     axes.text(0.15, 4.9, "orange: only in this network", color=ORANGE, **style)
     symbols = "C channels, H heads of D = C / H,\nV characters in the vocabulary"
     axes.text(0.15, 5.15, symbols, color=GRAY, **style)
-    save(figure, "block.svg")
+    save(figure, out / "block.svg")
 
 
 # ------------------------------------------------------------------------- Token shift, and Muon
@@ -152,7 +149,7 @@ def draw_cell(axes: Axes, x: float, y: float, text: str, color: str = GRAY) -> N
     axes.text(*place, text, color=color, fontsize=11, ha="center", va="center")
 
 
-def draw_shift() -> None:
+def draw_shift(out: Path) -> None:
     """Which channels a layer of quill reads from which position."""
     figure, axes = canvas(6.4, 2.1)
     lefts = {"two before": 1.2, "one before": 2.3, "now": 3.4, "the layer reads": 5.2}
@@ -160,7 +157,7 @@ def draw_shift() -> None:
         axes.text(left + CELL / 2, 0.3, name, color=GRAY, fontsize=10.5, ha="center")
     x_CT = torch.arange(1, 10).view(3, 3).T  # as TokenShift, with three channels
     y_CT = TokenShift()(x_CT.T[None].float())[0].T
-    *positions, out = lefts.values()
+    *positions, reads = lefts.values()
     for channel, color in enumerate((ORANGE, BLUE, GREEN)):
         y = 0.5 + channel * CELL
         name = f"channel {channel + 1}"
@@ -168,11 +165,11 @@ def draw_shift() -> None:
         shifted = int(y_CT[channel, -1])
         for left, number in zip(positions, x_CT[channel].tolist(), strict=True):
             draw_cell(axes, left, y, str(number), color if number == shifted else GRAY)
-        draw_cell(axes, out, y, str(shifted), color)
-    save(figure, "shift.svg")
+        draw_cell(axes, reads, y, str(shifted), color)
+    save(figure, out / "shift.svg")
 
 
-def draw_small_muon() -> None:
+def draw_small_muon(out: Path) -> None:
     """A matrix of two by two as a sum of columns times rows, before and after Muon."""
     u_RS, v_CS = torch.tensor([[0.6, -0.8], [0.8, 0.6]]), torch.tensor([[0.8, -0.6], [0.6, 0.8]])
     before_RC = u_RS @ torch.diag(torch.tensor([10.0, 1.0])) @ v_CS.T
@@ -197,11 +194,11 @@ def draw_small_muon() -> None:
                 draw_cell(axes, left + 0.65, y + j * CELL, f"{u_RS[j, i]:.1f}", color)
                 draw_cell(axes, left + 1.2 + j * CELL, y + CELL / 2, f"{v_CS[j, i]:.1f}", color)
             left += 2.45
-    save(figure, "muon_small.svg")
+    save(figure, out / "muon_small.svg")
 
 
 # -------------------------------------------------------------------------------------- Of a run
-def draw_losses(run_dir: Path) -> None:
+def draw_losses(out: Path, run_dir: Path) -> None:
     """Training and validation loss over the steps of a run."""
     config = tomllib.loads((run_dir / "config.toml").read_text("utf-8"))
     summary = json.loads((run_dir / "summary.json").read_text("utf-8"))
@@ -211,10 +208,10 @@ def draw_losses(run_dir: Path) -> None:
         "training loss, single batches": read_losses(run_dir / "train"),
         f"validation loss, whole validation split: {validation[-1][1]:.3f} at the end": validation,
     }
-    draw_svg(OUT / "loss.svg", "training step", title, curves)
+    draw_svg(out / "loss.svg", "training step", title, curves)
 
 
-def draw_muon(run_dir: Path) -> None:
+def draw_muon(out: Path, run_dir: Path) -> None:
     """Singular values of the first matrix's momentum at the end of a run, and orthogonalized."""
     saved = checkpoint.load(run_dir / "last.pt")
     muon = saved.optimizers[0]
@@ -227,26 +224,24 @@ def draw_muon(run_dir: Path) -> None:
         "orthogonalized": list(enumerate(after.tolist(), start=1)),
     }
     title = f"{name}, step {saved.step}"
-    draw_svg(OUT / "muon.svg", "singular values by size", title, curves, "singular value")
+    draw_svg(out / "muon.svg", "singular values by size", title, curves, "singular value")
 
 
 @torch.no_grad()
 def heads_of(run_dir: Path) -> dict[str, Tensor]:
     """weights_TT of each head of a model for SENTENCE, by its name."""
     saved = checkpoint.load(run_dir / "best.pt")
-    config = make_config(TrainConfig, saved.config)
-    model = make_network(config, len(saved.vocab)).eval()
-    checkpoint.restore(saved, model)
+    model = checkpoint.load_model(saved)
     with record_attention(model) as calls:
         model(torch.tensor([[saved.vocab.index(character) for character in SENTENCE]]))
     return {
-        f"{config.network}, block {block}, head {i}": weights_TT
+        f"{model.config.network}, block {block}, head {i}": weights_TT
         for block, call in calls
         for i, weights_TT in enumerate(call.weights_BHTS[0], start=1)
     }
 
 
-def draw_heads(*run_dirs: Path) -> None:
+def draw_heads(out: Path, *run_dirs: Path) -> None:
     """What the heads of HEADS look at."""
     heads = {name: x_TT for run_dir in run_dirs for name, x_TT in heads_of(run_dir).items()}
     figure = Figure(figsize=(8.4, 3.1), layout="constrained", dpi=200)
@@ -257,17 +252,21 @@ def draw_heads(*run_dirs: Path) -> None:
         for set_ticks in (axes.set_xticks, axes.set_yticks):
             set_ticks(range(len(SENTENCE)), SENTENCE.replace(" ", "␣"), fontsize=7)
         axes.tick_params(length=0)
-    save(figure, "heads.svg")
+    save(figure, out / "heads.svg")
+
+
+def main(argv: list[str]) -> None:
+    out, *runs = map(Path, argv)
+    with mpl.rc_context(STYLE):
+        draw_blocks(out)
+        draw_shift(out)
+        draw_small_muon(out)
+        if runs:
+            run_dir, gpt_run_dir = runs
+            draw_losses(out, run_dir)
+            draw_muon(out, run_dir)
+            draw_heads(out, run_dir, gpt_run_dir)
 
 
 if __name__ == "__main__":
-    OUT, *runs = map(Path, sys.argv[1:])
-    with mpl.rc_context(STYLE):
-        draw_blocks()
-        draw_shift()
-        draw_small_muon()
-        if runs:
-            run_dir, gpt_run_dir = runs
-            draw_losses(run_dir)
-            draw_muon(run_dir)
-            draw_heads(run_dir, gpt_run_dir)
+    main(sys.argv[1:])

@@ -38,13 +38,10 @@ import torch.nn.functional as F
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from configs.flags import make_config
-from configs.settings import TrainConfig
 from data.corpus import Corpus, open_corpus
 from data.shakespeare import tiny_shakespeare
 from model import checkpoint
 from model.checkpoint import Checkpoint
-from model.network import make_network
 from model.system.device import choose_dtype
 from tests.benchmarks.chart import GRAY, NO_DATE, STYLE, draw_svg, read_losses
 from tests.benchmarks.convert import load_nanogpt
@@ -220,12 +217,10 @@ def measured(
 @torch.no_grad()
 def predict(saved: Checkpoint) -> tuple[Tensor, Tensor, Corpus]:
     """log_probs_NV of a checkpoint at each place of its validation text; the N characters; both."""
-    config = make_config(TrainConfig, saved.config)
-    corpus = open_corpus(config, saved.vocab)
-    model = make_network(config, len(saved.vocab)).eval()
-    checkpoint.restore(saved, model)
+    model = checkpoint.load_model(saved)
+    corpus = open_corpus(model.config, saved.vocab)
     logits, targets = [], []
-    for starts_B, T in corpus.eval_windows(config.block_size, 8192):
+    for starts_B, T in corpus.eval_windows(model.config.block_size, 8192):
         x_BT, y_BT = corpus.gather_examples(starts_B, T)
         logits.append(model(x_BT).flatten(0, 1))
         targets.append(y_BT.flatten())
@@ -233,8 +228,8 @@ def predict(saved: Checkpoint) -> tuple[Tensor, Tensor, Corpus]:
 
 
 def predictions(out: Path) -> dict:
-    """How often the best model of a run is right by how sure it is; what rare things cost it."""
-    log_probs_NV, y_N, corpus = predict(checkpoint.load(out / "best.pt"))
+    """How often a run's last model is right by how sure it is; what rare things cost it."""
+    log_probs_NV, y_N, corpus = predict(checkpoint.load(out / "last.pt"))
     loss_N = F.nll_loss(log_probs_NV, y_N, reduction="none")
     probability_N, guess_N = log_probs_NV.exp().max(dim=-1)
     text = "".join(corpus.tokenizer.vocab[i] for i in corpus.ids_N)
@@ -318,7 +313,7 @@ def make_times(nanogpt_dir: Path) -> None:
     finished = done()
     dtype = auto_dtype()
 
-    def timed(name: str, seed: int, *flags: object, until: float = 0.0) -> None:
+    def measure(name: str, seed: int, *flags: object, until: float = 0.0) -> None:
         name = f"{name}, {dtype}"
         if (name, seed) in finished:
             return
@@ -337,15 +332,15 @@ def make_times(nanogpt_dir: Path) -> None:
         print(f"{name}: {theirs.wall:.0f} s, {theirs.looked:.4f}", flush=True)
     theirs = rows(name)[0]["last"]
     for seed in THREE:
-        timed("default", seed)
-        timed("until nanoGPT's loss", seed, "--eval_interval", 25, until=theirs)
+        measure("default", seed)
+        measure("until nanoGPT's loss", seed, "--eval_interval", 25, until=theirs)
     if dtype == "float32":
         with tempfile.TemporaryDirectory() as folder:
             write_texts(Path(folder))
             for n in (20, 100, 300):
-                timed(f"{n} kB", 1, "--data", Path(folder, f"{n}.txt"))
+                measure(f"{n} kB", 1, "--data", Path(folder, f"{n}.txt"))
     else:
-        timed("15 minutes", 1, "--minutes", 15)
+        measure("15 minutes", 1, "--minutes", 15)
 
 
 def whole_split_loss(folder: Path) -> float:
@@ -400,16 +395,29 @@ def losses(name: str) -> str:
     return ", ".join(f"{row['last']:.3f}" for row in rows(name))
 
 
-def results() -> str:
-    titles = {
-        "`python train.py`, seeds 1, 2, 3": DEFAULT,
-        "nanoGPT's CPU command": "nanoGPT, float32",
-        "Quill until that loss, seeds 1, 2, 3": "until nanoGPT's loss, float32",
-        "`python train.py` in bfloat16, seeds 1, 2, 3": "default, bfloat16",
-        "the same, `--minutes 15 --seed 1`": "15 minutes, bfloat16",
-    }
+def timed(titles: dict[str, str]) -> str:
+    """Times and losses of commands, by their titles."""
     lines = ((title, times(name), losses(name)) for title, name in titles.items())
     return table(("command", "time", "loss"), *lines)
+
+
+def results() -> str:
+    return timed(
+        {
+            "`python train.py`, seeds 1, 2, 3": DEFAULT,
+            "nanoGPT's CPU command": "nanoGPT, float32",
+            "Quill until that loss, seeds 1, 2, 3": "until nanoGPT's loss, float32",
+        }
+    )
+
+
+def bfloat16() -> str:
+    return timed(
+        {
+            "`python train.py`, seeds 1, 2, 3": "default, bfloat16",
+            "`python train.py --minutes 15 --seed 1`": "15 minutes, bfloat16",
+        }
+    )
 
 
 SHAKESPEARE = {"20 kB": "20 kB", "100 kB": "100 kB", "300 kB": "300 kB", "1.1 MB": DEFAULT}
@@ -546,6 +554,7 @@ def rare() -> str:
 
 TABLES = (
     results,
+    bfloat16,
     own_text,
     texts,
     overfitting,
