@@ -84,7 +84,7 @@ CONFIDENCE = {
 }
 # A place in the validation text of the 100 kB: the first one where the network without a
 # temperature (seed 1) gives at least 0.9 to a wrong character.
-EXAMPLE_POSITION = 15
+EXAMPLE_POSITION, EXAMPLE_TEXT, EXAMPLE_NEXT = 15, "With old M", "e"
 DECILES = [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.1]
 SHARES = {"0.1 % or less": 0, "0.1 to 1 %": 1e-3, "1 % or more": 1e-2}
 WORD = r"[\w']+"
@@ -593,8 +593,10 @@ def draw_confidence() -> None:
             places = [place + 0.4 * (i - 0.5) for place in range(len(likely))]
             bars = left.bar(places, [probs[c] for c in likely], 0.38, label=title)
             left.bar_label(bars, fmt="%.2f", fontsize=8, color=GRAY)
-        left.set(title="after “With old M”", ylabel="probability", ylim=(0, 1))
-        left.set_xticks(range(len(likely)), likely)
+        left.set(title=f"after “{EXAMPLE_TEXT}”", ylabel="probability", ylim=(0, 1))
+        left.set_xticks(
+            range(len(likely)), [f"{c}\n(came)" if c == EXAMPLE_NEXT else c for c in likely]
+        )
         left.legend(title="training temperature", frameon=False)
         for name, run in names.items():
             bins = list(zip(*(row["confidence"] for row in rows(run)), strict=True))
