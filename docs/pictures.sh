@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Make the pictures of the documents that show runs, of the default network and of gpt, with Chromium:
-#     python train.py --seed 1 --dtype float32 --out_dir runs/quill
-#     python train.py --seed 1 --dtype float32 --network gpt --out_dir runs/gpt
+#     python train.py --dtype float32 --out_dir runs/quill
+#     python train.py --dtype float32 --network gpt --out_dir runs/gpt
 #     bash docs/pictures.sh runs/quill runs/gpt
 # tests/benchmarks/tables.py draws the others.
 set -euo pipefail
@@ -20,7 +20,7 @@ shoot() { # FILE WIDTH,HEIGHT URL
 
 python -m tests.benchmarks.pictures docs "$run" "$gpt_run"
 python sample.py "$run" --prompt "ROMEO:" --max_new_tokens 250 --attention "$page"
-shoot attention.png 1100,1900 "file://$page"
+shoot attention.png 1100,1960 "file://$page"
 
 tensorboard --logdir "$run" --port $port &
 trap 'kill $!; rm -r "$(dirname "$page")"' EXIT
