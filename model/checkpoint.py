@@ -107,7 +107,8 @@ def load(path: Path | str) -> Checkpoint:
         problem += f": {error}"
     other = {"last.pt": "best.pt", "best.pt": "last.pt"}.get(path.name)
     if other and os.path.isfile(path.with_name(other)):
-        problem += f". The run's {other} may be intact; name that file"
+        state = "may be intact" if path.exists() else "exists"
+        problem += f". The run's {other} {state}; name that file"
     raise UserError(f"{path} {problem}.")
 
 

@@ -1,9 +1,11 @@
 """The documents: links lead somewhere, tests that they name exist, examples print what they say."""
 
+import code
 import contextlib
 import io
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -50,9 +52,17 @@ def test_each_table_stands_in_a_document():
 
 
 def run_example(example: str) -> str:
+    """What is printed if the example is pasted into Python."""
+    console = code.InteractiveConsole()
+    console.showtraceback = console.showsyntaxerror = raise_error
     with contextlib.redirect_stdout(io.StringIO()) as output:
-        exec(example, {})
+        for line in [*example.splitlines(), ""]:
+            console.push(line)
     return output.getvalue()
+
+
+def raise_error(*_: object, **__: object) -> None:
+    raise sys.exc_info()[1]
 
 
 def test_examples_print_the_numbers_beside_them(trained_run):
@@ -70,7 +80,7 @@ def test_examples_print_the_numbers_beside_them(trained_run):
     assert len(rows) == 2 * len("I am")  # of two heads
     for row in rows:
         assert sum(map(float, row.split(","))) == pytest.approx(1, abs=1e-3)
-    *vectors, cosine = run_example(of_weights + of_vectors).split("tensor(")[-3:]
+    *vectors, cosine = run_example(of_weights + "\n" + of_vectors).split("tensor(")[-3:]
     assert vectors[0] != vectors[1]
     assert -1 < float(cosine.strip(")\n")) < 0.9999
 
@@ -96,9 +106,9 @@ def test_examples_from_python_agree_with_the_commands(trained_run, capsys):
 
     flags = "--max_new_tokens=100 --temperature=0.8 --seed=1 --dtype=float32"
     sample.main([f"--prompt={prompt}", *flags.split()])
-    written = run_example(of_text + of_sample).removeprefix(run_example(of_text))
-    assert capsys.readouterr().out == prompt + written
+    written = run_example(of_text + "\n" + of_sample).removeprefix(run_example(of_text))
+    assert capsys.readouterr().out + "\n" == prompt + written
 
-    points = [line.split() for line in run_example(of_text + of_curve).splitlines()]
+    points = [line.split() for line in run_example(of_text + "\n" + of_curve).splitlines()]
     expected = [[str(step), str(value)] for step, value in curve(trained_run, "val")]
     assert points[-len(expected) :] == expected

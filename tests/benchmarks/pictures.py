@@ -134,9 +134,12 @@ def draw_blocks(out: Path) -> None:
     draw_network(axes, 0.05, "gpt", "*+ position table", gpt)
     draw_network(axes, 3.7, "quill", "*then norm", quill)
     style = {"fontsize": 9.5, "va": "top", "linespacing": 1.4}
-    axes.text(0.15, 4.9, "orange: only in this network", color=ORANGE, **style)
+    own = (
+        "orange: only in this network;\nquill also has another order,\nand two feed-forward layers"
+    )
+    axes.text(0.15, 4.6, own, color=ORANGE, **style)
     symbols = "C channels, H heads of D = C / H,\nV characters in the vocabulary"
-    axes.text(0.15, 5.15, symbols, color=GRAY, **style)
+    axes.text(0.15, 5.4, symbols, color=GRAY, **style)
     save(figure, out / "block.svg")
 
 
@@ -179,7 +182,7 @@ def draw_small_muon(out: Path) -> None:
     def write(x: float, y: float, text: str, color: str = GRAY, size: float = 13) -> None:
         axes.text(x, y, text, color=color, fontsize=size, ha="center", va="center")
 
-    for name, y, x_RC in (("gradient", 0.25, before_RC), ("update", 1.55, after_RC)):
+    for name, y, x_RC in (("before", 0.25, before_RC), ("after", 1.55, after_RC)):
         write(0.42, y + CELL, name, size=10.5)
         for row in range(2):
             for column in range(2):
@@ -224,7 +227,7 @@ def draw_muon(out: Path, run_dir: Path) -> None:
         "orthogonalized": list(enumerate(after.tolist(), start=1)),
     }
     title = f"{name}, step {saved.step}"
-    draw_svg(out / "muon.svg", "singular values by size", title, curves, "singular value")
+    draw_svg(out / "muon.svg", "singular values by size", title, curves, "size (singular value)")
 
 
 @torch.no_grad()

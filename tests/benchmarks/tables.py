@@ -116,7 +116,7 @@ DEFAULT = "default, float32"  # made by `time`
 DEFAULT_TEMPERATURES = (0, 0.8, 1.5)
 RUNS = [
     Run("moby", text="moby"),
-    *(Run(f"{n} kB", text=str(n), seeds=THREE, has_predictions=True) for n in (20, 100, 300)),
+    *(Run(f"{n} kB", text=str(n), seeds=THREE, has_predictions=True) for n in (20, 60, 100, 300)),
     *(
         Run(f"100 kB, {name}", flags, text="100", seeds=THREE, has_predictions=True)
         for name, flags in CONFIDENCE.items()
@@ -183,7 +183,7 @@ def done() -> set[tuple[str, int]]:
 
 def write_texts(folder: Path, texts: Path | None = None) -> None:
     """The beginnings of Tiny Shakespeare as 20.txt and so on; those of `texts`."""
-    for n in (20, 100, 300):
+    for n in (20, 60, 100, 300):
         text = tiny_shakespeare().read_text("utf-8")[: n * 1000]
         (folder / f"{n}.txt").write_text(text, "utf-8")
     for name, size in (("moby", None), ("spanish", 100_000)) if texts else ():
@@ -337,7 +337,7 @@ def make_times(nanogpt_dir: Path) -> None:
     if dtype == "float32":
         with tempfile.TemporaryDirectory() as folder:
             write_texts(Path(folder))
-            for n in (20, 100, 300):
+            for n in (20, 60, 100, 300):
                 measure(f"{n} kB", 1, "--data", Path(folder, f"{n}.txt"))
     else:
         measure("15 minutes", 1, "--minutes", 15)
@@ -420,7 +420,13 @@ def bfloat16() -> str:
     )
 
 
-SHAKESPEARE = {"20 kB": "20 kB", "100 kB": "100 kB", "300 kB": "300 kB", "1.1 MB": DEFAULT}
+SHAKESPEARE = {
+    "20 kB": "20 kB",
+    "60 kB": "60 kB",
+    "100 kB": "100 kB",
+    "300 kB": "300 kB",
+    "1.1 MB": DEFAULT,
+}
 
 
 def started(name: str, digits: int = 3) -> str:
@@ -434,17 +440,17 @@ def own_text() -> str:
     for title, name in SHAKESPEARE.items():
         timed = rows(DEFAULT if name == DEFAULT else f"{name}, float32")
         seconds = mean(row["seconds"] for row in timed)
-        lines.append((title, f"{seconds:.0f} s", loss(name, digits=2), started(name, digits=2)))
+        lines.append((title, f"{seconds:.0f} s", loss(name, "best", 2), started(name, digits=2)))
     return table(("text", "time", "loss", "with `--init_from`"), *lines)
 
 
 def texts() -> str:
     names = SHAKESPEARE | {"100 kB of Spanish": "Spanish"}
     lines = (
-        (title, f"{rows(name)[0]['iters']:,}", loss(name), started(name))
+        (title, f"{rows(name)[0]['iters']:,}", loss(name, "best"), started(name))
         for title, name in names.items()
     )
-    return table(("text", "steps", "loss", "with `--init_from`, best"), *lines)
+    return table(("text", "steps", "loss", "with `--init_from`"), *lines)
 
 
 def overfitting() -> str:
@@ -539,17 +545,12 @@ def textbook() -> str:
 
 
 def rare() -> str:
-    """What characters and words lose with AdamW, by how often the training text has them."""
+    """What words lose with AdamW, by how often the training text has them."""
     lines = []
-    for key, names, title in (
-        ("by_share", SHARES, "characters, {} of the text"),
-        ("by_word", WORD_COUNTS, "words that occur {}"),
-    ):
-        for i, name in enumerate(names):
-            muon, adamw = (mean(row[key][i][0] for row in rows(n)) for n in (DEFAULT, "AdamW"))
-            line = (f"{muon:.2f}", f"{adamw:.2f}", f"{adamw - muon:+.2f}")
-            lines.append((title.format(name), *line))
-    return table(("loss per character of", "Muon", "AdamW", "difference"), *lines)
+    for i, name in enumerate(WORD_COUNTS):
+        muon, adamw = (mean(row["by_word"][i][0] for row in rows(n)) for n in (DEFAULT, "AdamW"))
+        lines.append((name, f"{muon:.2f}", f"{adamw:.2f}", f"{adamw - muon:+.2f}"))
+    return table(("the word occurs", "Muon", "AdamW", "difference"), *lines)
 
 
 TABLES = (
@@ -626,8 +627,10 @@ def draw() -> None:
     curves = {}
     for title, name in {"unregularized": "Spanish, unregularized", "the recipe": "Spanish"}.items():
         curves[f"{title}: validation"] = rows(name)[0]["curve"]
-        curves[f"{title}: training"] = rows(name)[0]["training"]
-    draw_svg(ROOT / "docs/overfitting.svg", "training step", "100,000 characters", curves)
+        curves[f"{title}: training, mean of five logs"] = rows(name)[0]["training"]
+    draw_svg(
+        ROOT / "docs/overfitting.svg", "training step", "100,000 characters of Spanish", curves
+    )
     curves = {
         # The curve of 1 begins at 18
         f"learning rate {rate}": [point for point in rows(name)[0]["curve"] if point[1] < 5]
