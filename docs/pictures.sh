@@ -15,7 +15,7 @@ shoot() { # FILE WIDTH,HEIGHT URL
     # Without WebGL, TensorBoard draws its lines as SVG, which a screenshot does not miss.
     chromium --headless --no-sandbox --disable-3d-apis --hide-scrollbars --window-size="$2" \
         --virtual-time-budget=20000 --screenshot="docs/$1" "$3"
-    python -c "import sys; from PIL import Image as I; I.open(sys.argv[1]).quantize(128).save(sys.argv[1])" "docs/$1"
+    python -c "import sys; from PIL import Image as I; I.open(sys.argv[1]).convert('RGB').save(sys.argv[1], optimize=True)" "docs/$1"
 }
 
 python -m tests.benchmarks.pictures docs "$run" "$gpt_run"

@@ -122,24 +122,24 @@ def draw_blocks(out: Path) -> None:
     shift = "*token shift"
     gpt = [
         Layer("attention", ["norm", qkv, *weights], BLUE),
-        Layer("feed-forward", ["norm", "*fc, GELU: 1 x 5 x 4C", "proj"], GREEN),
+        Layer("feed-forward", ["norm", "fc: 1 x 5 x 4C", "*GELU", "proj"], GREEN),
     ]
-    feed_forward = ["norm", shift, "*fc, ReLU²: 1 x 5 x 4C", "proj"]
+    feed_forward = ["norm", shift, "fc: 1 x 5 x 4C", "*ReLU²", "proj"]
     quill = [
         Layer("feed-forward", feed_forward, GREEN),
         Layer("attention", ["norm", shift, qkv, "*rotate query and key", *weights], BLUE),
         Layer("feed-forward", feed_forward, GREEN),
     ]
-    figure, axes = canvas(7.3, 6.3)
+    figure, axes = canvas(7.3, 6.7)
     draw_network(axes, 0.05, "gpt", "*+ position table", gpt)
     draw_network(axes, 3.7, "quill", "*then norm", quill)
     style = {"fontsize": 9.5, "va": "top", "linespacing": 1.4}
     own = (
         "orange: only in this network;\nquill also has another order,\nand two feed-forward layers"
     )
-    axes.text(0.15, 4.6, own, color=ORANGE, **style)
-    symbols = "C channels, H heads of D = C / H,\nV characters in the vocabulary"
-    axes.text(0.15, 5.4, symbols, color=GRAY, **style)
+    axes.text(0.15, 4.9, own, color=ORANGE, **style)
+    symbols = "C channels, H heads of D = C / H\n(d in the text), V characters"
+    axes.text(0.15, 5.75, symbols, color=GRAY, **style)
     save(figure, out / "block.svg")
 
 

@@ -121,7 +121,7 @@ RUNS = [
         Run(f"100 kB, {name}", flags, text="100", seeds=THREE, has_predictions=True)
         for name, flags in CONFIDENCE.items()
     ),
-    *(Run(f"{n} kB from moby", text=str(n), seeds=THREE, base="moby") for n in (20, 100)),
+    *(Run(f"{n} kB from moby", text=str(n), seeds=THREE, base="moby") for n in (20, 60, 100)),
     Run("Spanish", text="spanish", seeds=THREE),
     Run("Spanish, unregularized", UNREGULARIZED, text="spanish"),
     *(Run(f"{n} steps", f"--max_iters {n}", temperatures=(0.8,)) for n in (1, 30, 100, 300)),
@@ -550,7 +550,7 @@ def rare() -> str:
     for i, name in enumerate(WORD_COUNTS):
         muon, adamw = (mean(row["by_word"][i][0] for row in rows(n)) for n in (DEFAULT, "AdamW"))
         lines.append((name, f"{muon:.2f}", f"{adamw:.2f}", f"{adamw - muon:+.2f}"))
-    return table(("the word occurs", "Muon", "AdamW", "difference"), *lines)
+    return table(("the word occurs", "Muon", "AdamW", "AdamW − Muon"), *lines)
 
 
 TABLES = (
@@ -615,7 +615,7 @@ def draw_confidence() -> None:
         right.set(
             title="all of the validation text",
             xlabel="probability of the likeliest character",
-            ylabel="how often it comes next",
+            ylabel="how often it is right",
         )
         right.legend(frameon=False)
         figure.savefig(ROOT / "docs/temperature.svg", transparent=True, metadata=NO_DATE)
