@@ -43,7 +43,7 @@ from data.shakespeare import tiny_shakespeare
 from model import checkpoint
 from model.checkpoint import Checkpoint
 from model.system.device import choose_dtype
-from tests.benchmarks.chart import GRAY, NO_DATE, STYLE, draw_svg, read_losses
+from tests.benchmarks.chart import COLORS, GRAY, NO_DATE, STYLE, draw_svg, read_losses
 from tests.benchmarks.convert import load_nanogpt
 from tests.benchmarks.peer import CPU_COMMAND, ROOT, nanogpt, quill
 
@@ -588,17 +588,18 @@ def draw_confidence() -> None:
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(7.4, 3.9), layout="constrained")
         left, right = figure.subplots(1, 2, width_ratios=(1, 1.5))
-        with_it, without = (rows(name)[0]["example"] for name in ("100 kB", names["average only"]))
-        likely = sorted(without, key=without.get, reverse=True)[:4]
-        for i, (probs, title) in enumerate(((without, "without"), (with_it, "with"))):
+        shown = [("average only", COLORS[1]), ("both (the recipe)", COLORS[3])]
+        probs = [rows(names[title])[0]["example"] for title, _ in shown]
+        likely = sorted(probs[0], key=probs[0].get, reverse=True)[:4]
+        for i, (title, color) in enumerate(shown):
             places = [place + 0.4 * (i - 0.5) for place in range(len(likely))]
-            bars = left.bar(places, [probs[c] for c in likely], 0.38, label=title)
+            bars = left.bar(places, [probs[i][c] for c in likely], 0.38, label=title, color=color)
             left.bar_label(bars, fmt="%.2f", fontsize=8, color=GRAY)
         left.set(title=f"after “{EXAMPLE_TEXT}”", ylabel="probability", ylim=(0, 1))
         left.set_xticks(
             range(len(likely)), [f"{c}\n(came)" if c == EXAMPLE_NEXT else c for c in likely]
         )
-        left.legend(title="training temperature", frameon=False)
+        left.legend(frameon=False)
         for name, run in names.items():
             bins = list(zip(*(row["confidence"] for row in rows(run)), strict=True))
             # A bin of few predictions says little
