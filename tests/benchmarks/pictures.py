@@ -1,8 +1,8 @@
 """Pictures of docs/attention.md and docs/ideas.md, as SVG files in the folder OUT.
 
 python -m tests.benchmarks.pictures OUT draws those that need no run: the blocks, token shift, a
-small matrix and Muon. python -m tests.benchmarks.pictures OUT RUN_DIR GPT_RUN_DIR also draws the
-losses of a run, what Muon makes of its momentum, and three heads of a run of gpt.
+small matrix and Muon, RoPE. python -m tests.benchmarks.pictures OUT RUN_DIR GPT_RUN_DIR also draws
+the losses of a run, what Muon makes of its momentum, and three heads of both runs.
 """
 
 import json
@@ -16,7 +16,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
-from matplotlib.patches import FancyBboxPatch, Rectangle
+from matplotlib.patches import Arc, FancyBboxPatch, Rectangle
 from torch import Tensor
 
 from model import checkpoint
@@ -200,6 +200,40 @@ def draw_small_muon(out: Path) -> None:
     save(figure, out / "muon_small.svg")
 
 
+def draw_rope(out: Path) -> None:
+    """A key at position 2 and a query at position 5, turned; both ten characters later."""
+    figure, axes = canvas(6.6, 2.7)
+    for middle, positions in ((1.6, (2, 5)), (4.9, (12, 15))):
+        angles = torch.tensor(positions) / 2  # half a radian per character
+        x, y = 1.05 * angles.cos(), 1.05 * angles.sin()
+        axes.add_patch(Arc((middle, 1.5), 2.1, 2.1, color=GRAY, alpha=0.4))
+        axes.add_patch(
+            Arc(
+                (middle, 1.5),
+                0.7,
+                0.7,
+                theta1=-float(angles[1].rad2deg()),
+                theta2=-float(angles[0].rad2deg()),
+                color=GRAY,
+            )
+        )
+        for i, (name, color) in enumerate((("k", ORANGE), ("q", BLUE))):
+            arrow(axes, (middle, 1.5), (middle + float(x[i]), 1.5 - float(y[i])), color)
+            place = (middle + 1.18 * float(x[i]), 1.5 - 1.18 * float(y[i]))
+            style = {"color": color, "fontsize": 13, "ha": "center", "va": "center"}
+            axes.text(*place, name, **style)
+        between = angles.mean()
+        place = (middle + 0.5 * float(between.cos()), 1.5 - 0.5 * float(between.sin()))
+        axes.text(
+            *place, f"{angles[1] - angles[0]:g}", color=GRAY, fontsize=11, ha="center", va="center"
+        )
+        title = (
+            f"k at {positions[0]}, q at {positions[1]}: q · k = {(angles[1] - angles[0]).cos():.2f}"
+        )
+        axes.text(middle, 0.15, title, color=GRAY, fontsize=10.5, ha="center")
+    save(figure, out / "rope.svg")
+
+
 # -------------------------------------------------------------------------------------- Of a run
 def draw_losses(out: Path, run_dir: Path) -> None:
     """Training and validation loss over the steps of a run."""
@@ -264,6 +298,7 @@ def main(argv: list[str]) -> None:
         draw_blocks(out)
         draw_shift(out)
         draw_small_muon(out)
+        draw_rope(out)
         if runs:
             run_dir, gpt_run_dir = runs
             draw_losses(out, run_dir)

@@ -594,7 +594,7 @@ def draw_confidence() -> None:
         for i, (title, color) in enumerate(shown):
             places = [place + 0.4 * (i - 0.5) for place in range(len(likely))]
             bars = left.bar(places, [probs[i][c] for c in likely], 0.38, label=title, color=color)
-            left.bar_label(bars, fmt="%.2f", fontsize=8, color=GRAY)
+            left.bar_label(bars, fmt="%.2f", fontsize=7, color=GRAY)
         left.set(title=f"after “{EXAMPLE_TEXT}”", ylabel="probability", ylim=(0, 1))
         left.set_xticks(
             range(len(likely)), [f"{c}\n(came)" if c == EXAMPLE_NEXT else c for c in likely]

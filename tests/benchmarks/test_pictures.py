@@ -12,14 +12,14 @@ from tests.conftest import ROOT, summary
 def test_pictures_without_a_run_are_those_of_the_documents(tmp_path):
     pictures.main([str(tmp_path)])
     names = sorted(path.name for path in tmp_path.iterdir())
-    assert names == ["block.svg", "muon_small.svg", "shift.svg"]
+    assert names == ["block.svg", "muon_small.svg", "rope.svg", "shift.svg"]
     for name in names:  # compare the words: another matplotlib may place them elsewhere
         drawn, stored = (
             re.findall(r"<text[^>]*>([^<]*)", (folder / name).read_text("utf-8"))
             for folder in (tmp_path, ROOT / "docs")
         )
         assert drawn == stored, "python -m tests.benchmarks.pictures docs"
-        assert len(drawn) > 10
+        assert len(drawn) > 5
 
 
 def test_losses_by_share_average_to_the_validation_loss(trained_run, text_file, monkeypatch):
