@@ -225,7 +225,12 @@ def draw_rope(out: Path) -> None:
         between = angles.mean()
         place = (middle + 0.5 * float(between.cos()), 1.5 - 0.5 * float(between.sin()))
         axes.text(
-            *place, f"{angles[1] - angles[0]:g}", color=GRAY, fontsize=11, ha="center", va="center"
+            *place,
+            f"{angles[1] - angles[0]:g} rad",
+            color=GRAY,
+            fontsize=11,
+            ha="center",
+            va="center",
         )
         title = (
             f"k at {positions[0]}, q at {positions[1]}: q · k = {(angles[1] - angles[0]).cos():.2f}"
@@ -261,7 +266,7 @@ def draw_muon(out: Path, run_dir: Path) -> None:
         "orthogonalized": list(enumerate(after.tolist(), start=1)),
     }
     title = f"{name}, step {saved.step}"
-    draw_svg(out / "muon.svg", "singular values by size", title, curves, "size (singular value)")
+    draw_svg(out / "muon.svg", "rank of the singular value", title, curves, "size (singular value)")
 
 
 @torch.no_grad()
