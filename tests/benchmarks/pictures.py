@@ -223,7 +223,7 @@ def draw_rope(out: Path) -> None:
             style = {"color": color, "fontsize": 13, "ha": "center", "va": "center"}
             axes.text(*place, name, **style)
         between = angles.mean()
-        place = (middle + 0.5 * float(between.cos()), 1.5 - 0.5 * float(between.sin()))
+        place = (middle + 0.66 * float(between.cos()), 1.5 - 0.5 * float(between.sin()))
         axes.text(
             *place,
             f"{angles[1] - angles[0]:g} rad",
