@@ -628,13 +628,15 @@ def draw() -> None:
     curves = {}
     for title, name in {"unregularized": "Spanish, unregularized", "the recipe": "Spanish"}.items():
         curves[f"{title}: validation"] = rows(name)[0]["curve"]
-        curves[f"{title}: training, mean of five logs"] = rows(name)[0]["training"]
+        curves[f"{title}: training, mean of five batches"] = rows(name)[0]["training"]
     draw_svg(
         ROOT / "docs/overfitting.svg", "training step", "100,000 characters of Spanish", curves
     )
     curves = {
         # The curve of 1 begins at 18
-        f"learning rate {rate}": [point for point in rows(name)[0]["curve"] if point[1] < 5]
+        f"learning rate {rate}{' (at first above 5)' * (rate == '1')}": [
+            point for point in rows(name)[0]["curve"] if point[1] < 5
+        ]
         for rate, name in RATES.items()
     }
     title = "Validation, Tiny Shakespeare"
