@@ -1,11 +1,9 @@
 """Train a character-level GPT on a text: python train.py [PRESET.toml] [--key value ...]"""
 
 import sys
-import time
 
 if sys.version_info < (3, 11):
     sys.exit(f"error: Quill needs Python 3.11 or newer; this is {sys.version.split()[0]}")
-IMPORT_TIME = time.perf_counter()  # when the program started, unless it is imported
 
 import math
 from pathlib import Path
@@ -13,69 +11,33 @@ from pathlib import Path
 import torch
 from torch.nn.utils import clip_grad_norm_
 
-from configs.flags import Command, UserError, merge_settings, parse_train_command
-from configs.settings import TrainConfig
-from data.corpus import Corpus, open_corpus
-from data.reader import is_stream
-from model import checkpoint
-from model.checkpoint import Checkpoint, Learner, RunState
-from model.inspect import report
+from configs.command import Command, parse_train_command
 from model.loss import cross_entropy, training_loss
-from model.network import make_network, network_class, require_consistent
-from model.optim import AVERAGE_FROM, make_optimizers, update_average
-from model.recipe_inputs import choose_settings
-from model.run import load_saved, open_run_dir, require_same_text, start_run
+from model.networks import make_network
+from model.optim import AVERAGE_FROM, make_average, make_optimizers, update_average
+from model.run import checkpoint, report
+from model.run.checkpoint import Learner
+from model.run.directory import open_run_dir
+from model.run.run import start_run
+from model.run.setup import load_saved, set_up
 from model.schedule import learning_rate
-from model.system.device import Machine, seed_all, training_machine
-from model.system.errors import out_of_memory_hint, report_errors
+from model.system.errors import report_errors
 from model.system.processes import Processes
-
-LESS_MEMORY = "Use a larger --gradient_accumulation_steps, or start anew with a smaller network."
+from model.system.seeds import seed_all
 
 
 @report_errors
 def main(argv: list[str]) -> None:
     """The command line: start a run, or resume one."""
-    start_time = IMPORT_TIME if __name__ == "__main__" else time.perf_counter()
-    command, processes = parse_train_command(argv), Processes(start_time)
-    if processes.world_size > 1 and any(map(is_stream, command.given.get("data", ()))):
-        raise UserError("several processes cannot read the same stream. Name files with --data.")
-    with (
-        processes,
-        open_run_dir(command, processes) as run_dir,
-        out_of_memory_hint(LESS_MEMORY),
-    ):
+    command = parse_train_command(argv)
+    with Processes() as processes, open_run_dir(command, processes) as run_dir:
         signal = train(command, run_dir, processes)
     if signal:
         sys.exit(128 + signal)
 
 
-def set_up(
-    command: Command, saved: Checkpoint, processes: Processes
-) -> tuple[TrainConfig, Corpus, Machine]:
-    """The settings, the text, the machine. Raises UserError if they do not fit together.
-
-    `saved` is the checkpoint of --resume or --init_from, or empty.
-    """
-    config = merge_settings(command, saved.config)
-    network_class(config.network)  # an unknown name is refused before the text is read
-    machine = training_machine(config, processes)
-    corpus = open_corpus(config, saved.vocab)
-    require_same_text(command, saved, corpus)
-    corpus.require_length(config.block_size)
-    if command.uses_recipe:
-        chosen = choose_settings(config, saved, corpus, machine)
-        config = merge_settings(command, saved.config, chosen)
-    require_consistent(config)
-    if config.min_lr > config.learning_rate:
-        raise UserError(
-            f"min_lr is {config.min_lr:g}, above learning_rate, which is {config.learning_rate:g}."
-        )
-    return config, corpus, machine
-
-
 def train(command: Command, run_dir: Path, processes: Processes) -> int:
-    """The whole run, from top to bottom; what it does beside training is in model/run.py.
+    """The whole run, from top to bottom; what it does beside training is in model/run/run.py.
 
     Returns the number of the signal that ended the run, or 0.
     """
@@ -87,29 +49,16 @@ def train(command: Command, run_dir: Path, processes: Processes) -> int:
     # ------------------------------------------------------------------------ Network, optimizers
     seed_all(config.seed)
     model = make_network(config, len(corpus.tokenizer.vocab)).to(machine.device)
+    average = make_average(model, config.ema_decay)  # is evaluated and saved; or the model itself
     optimizers = make_optimizers(model, config, muon_dtype=machine.dtype)
     scaler = machine.make_scaler()  # of float16; in another dtype it does nothing
-    # What is evaluated, saved and sampled: a running average of the model, or the model itself.
-    has_average, eval_model = config.ema_decay > 0, model
-    if has_average:
-        eval_model = make_network(config, len(corpus.tokenizer.vocab)).to(machine.device)
-        eval_model.load_state_dict(model.state_dict())
-        eval_model.eval().requires_grad_(False)
-    learner, state = Learner(model, eval_model, optimizers, scaler), RunState()
-    if command.resume is not None:
-        state = checkpoint.restore_run(saved, learner)
-    elif config.init_from is not None:
-        checkpoint.restore(saved, model)
-        checkpoint.restore(saved, eval_model)
+    learner = Learner(model, average, optimizers, scaler)
+    state = checkpoint.restore(saved, learner, resumes=command.resume is not None)
     del saved  # its memory
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     if processes.is_main:
         report.print_header(config, corpus, machine, model, run_dir)
-
-    # What training steps call: these networks under autocast, perhaps compiled or as CUDA graphs.
-    training_model = processes.wrap(model)  # in DDP, if there are several processes
-    fast_model = machine.prepare(training_model, config)
-    fast_average = machine.prepare(eval_model, config) if has_average else None
+    machine.prepare(config, model, average)  # perhaps compiles them, for machine.forward
 
     # ----------------------------------------------------------------------------------- The loop
     with start_run(config, state, learner, run_dir, corpus, machine) as run:
@@ -126,18 +75,18 @@ def train(command: Command, run_dir: Path, processes: Processes) -> int:
 
             # Forward, backward: each micro-batch adds to the gradients.
             is_logged = step % config.log_interval == 0
-            learns_from_average = has_average and step >= AVERAGE_FROM
+            learns_from_average = average is not model and step >= AVERAGE_FROM
             train_loss = torch.zeros((), device=machine.device)
             seed_all(config.seed, step, processes.rank)  # all that is random in this step
             x, y = machine.to_device(*corpus.batch(config, step, rows))
-            for i, (x_BT, y_BT) in enumerate(zip(x.chunk(parts), y.chunk(parts), strict=True)):
-                training_model.require_backward_grad_sync = i == parts - 1  # DDP: once a step
-                logits_BTV = fast_model(x_BT)
-                average_BTV = fast_average(x_BT) if learns_from_average else None
+            for x_BT, y_BT in zip(x.chunk(parts), y.chunk(parts), strict=True):
+                logits_BTV = machine.forward(model, x_BT)
+                average_BTV = machine.forward(average, x_BT) if learns_from_average else None
                 loss = training_loss(logits_BTV, y_BT, config.train_temperature, average_BTV)
                 scaler.scale(loss / parts).backward()
                 if is_logged:  # at temperature 1, as in evaluation
                     train_loss += cross_entropy(logits_BTV.detach(), y_BT) / parts
+            processes.average_gradients(model)
 
             # Clip the gradients, update the weights. If float16 gradients overflow, no optimizer
             # makes its step. (GradScaler would decide that for each optimizer separately.)
@@ -149,13 +98,14 @@ def train(command: Command, run_dir: Path, processes: Processes) -> int:
                     scaler.step(optimizer)
             scaler.update()
             model.zero_grad()
-            if has_average:
-                update_average(eval_model, model, config.ema_decay, step)
+            if average is not model:
+                update_average(average, model, config.ema_decay, step)
 
             if is_logged:
                 run.log(train_loss, grad_norm, lr)
             state.step += 1
-            run.update()  # looks at the clock and for signals, saves every ten minutes
+            run.update()  # looks at the clock and for signals
+            run.save_if_due()  # every ten minutes
         run.finish()
     return run.signal
 

@@ -1,5 +1,21 @@
 """The recipe: the settings that follow from a text's length and the amount of computation.
 
+What it chooses on a CPU without --minutes, by the characters of the training text (2 blocks of 128
+channels, 8 examples of 256 characters in a step; an average of 0 is none):
+
+    characters  steps  evaluations   rate  average  temperature  dropout  weight decay
+        10,000     91            9   0.01    0.995          0.7      0.4           1.0
+        20,000    175           10   0.01    0.995         0.72      0.4           1.0
+        50,000    439           10   0.01    0.995         0.76      0.3           1.0
+       100,000    825           10   0.01    0.995         0.79      0.2           1.0
+       200,000    825           10   0.01    0.995         0.88      0.0           0.5
+       300,000    825           10   0.01    0.995          0.9      0.0           0.5
+       400,000  1,100           10  0.007      0.0          1.0      0.0           0.5
+     1,000,000  1,100            4  0.007      0.0          1.0      0.0           0.5
+
+On a GPU, Tiny Shakespeare gets 4 blocks of 192 channels and 413 steps of 64 examples with a rate of
+0.014, an average, a temperature of 0.8. With --minutes, the network grows with the time.
+
 No flag is an input, except --minutes, --device, --init_from and those that choose the text: a flag
 replaces one setting and leaves the others as they are. (With --minutes, the speed is measured in
 the run's dtype.)
@@ -18,14 +34,13 @@ from typing import Any
 # Blocks, channels; a head has about 64 of them
 SIZES = ((2, 128), (3, 144), (4, 160), (4, 192), (6, 192), (6, 256), (8, 320), (8, 384), (12, 512))
 BLOCK_SIZE = 256
-MIN_PARAMETERS = 655_360  # in the blocks of the smallest network
-DEFAULT_FLOPS = 8.86e12  # of a run without --minutes
-GPU_FLOPS = 1.6e14  # the same on a GPU
-AVERAGE_EPOCHS = 6  # an average of the weights helps if the text is read at least so often
+DEFAULT_FLOPS = {"cpu": 8.86e12, "other": 8.86e12, "gpu": 1.6e14}  # of a run without --minutes
 MAX_EPOCHS = 24  # a larger network is better than reading the text more often
+MIN_CHARS = 250_000  # but a very short text is read still more often
 MAX_PARAMETERS_PER_CHAR = 14  # a larger network is no better
+AVERAGE_EPOCHS = 6  # an average of the weights helps if the text is read at least so often
+AVERAGE_SHARE = 3 / 4  # then a step takes longer, so there are fewer: the average reads, too
 OVERFITTING_THRESHOLD = 17  # of epochs √(parameters / characters): above it, regularize
-AVERAGE_COST = 4 / 3  # of a step in which the average reads the batch, too
 COMPILE_SECONDS = 350  # on a CPU, compiling four blocks pays off in runs of at least this length
 
 
@@ -34,17 +49,12 @@ class Budget:
     """What the recipe depends on. The defaults are those of Tiny Shakespeare."""
 
     train_chars: int = 1_003_854
-    flops: float = DEFAULT_FLOPS  # of all training steps, as `step_flops` counts them
+    flops: float = DEFAULT_FLOPS["cpu"]  # of all training steps, as `step_flops` counts them
     minutes: float = 0.0  # of which `flops` is an estimate; 0: no time limit
-    device: str = "cpu"  # its kind, see `device_kind`
+    device: str = "cpu"  # its kind: cpu, gpu or other
     # With --init_from, the size of its network is given:
     parameters: int = 0  # in its blocks; 0: the recipe chooses the network
     block_size: int = BLOCK_SIZE
-
-
-def default_flops(device: str) -> float:
-    """Of a run without --minutes on a device of this kind."""
-    return GPU_FLOPS if device == "gpu" else DEFAULT_FLOPS
 
 
 def block_parameters(n_layer: int, n_embd: int) -> int:
@@ -62,45 +72,73 @@ def step_flops(parameters: int, chars: int) -> float:
 
 def recipe(budget: Budget) -> dict[str, Any]:
     """The value of every key that depends on the budget."""
-    # The network grows with the computation, still more if it would read a short text too often.
-    # More computation than that is of no use to a short text.
-    max_chars = max(MAX_EPOCHS * budget.train_chars, 250_000)
-    max_parameters = max(MAX_PARAMETERS_PER_CHAR * budget.train_chars, MIN_PARAMETERS)
-    has_weights = budget.parameters > 0
-    if has_weights:
-        max_parameters = budget.parameters
-    available_flops = max(budget.flops, 1.0)
-    flops = min(available_flops, 6 * max_parameters * max_chars)
-    target = MIN_PARAMETERS * (flops / DEFAULT_FLOPS) ** 0.35
-    target = max(target, flops / (6 * max_chars))
-    is_gpu = budget.device == "gpu"
-    sizes = [size for size in SIZES if not is_gpu or size[1] % 64 == 0]  # suits its matrix units
-    n_layer, n_embd = min(sizes, key=lambda size: abs(math.log(block_parameters(*size) / target)))
+    is_gpu, has_weights = budget.device == "gpu", budget.parameters > 0
+
+    # Network: it grows with the computation, as far as that is of use to a text of this length.
+    max_chars = max(MAX_EPOCHS * budget.train_chars, MIN_CHARS)  # that the run reads
+    smallest = block_parameters(*SIZES[0])
+    largest = max(MAX_PARAMETERS_PER_CHAR * budget.train_chars, smallest)
+    available = max(budget.flops, 1.0)
+    flops = min(available, step_flops(budget.parameters or largest, max_chars))
+    n_layer, n_embd = network_size(flops, flops / step_flops(1, max_chars), is_gpu)
     parameters = budget.parameters or block_parameters(n_layer, n_embd)
 
-    # As many characters in a batch, whatever the context
-    many_steps = flops / step_flops(parameters, 8 * BLOCK_SIZE) > 3000
-    examples = 64 if is_gpu else 16 if many_steps else 8
-    batch_size = max(1, examples * BLOCK_SIZE // budget.block_size)
+    # Steps: all that the computation allows, but no text is read more than MAX_EPOCHS times.
+    has_many = flops > 3000 * step_flops(parameters, 8 * BLOCK_SIZE)
+    examples = 64 if is_gpu else 16 if has_many else 8
+    batch_size = max(1, examples * BLOCK_SIZE // budget.block_size)  # as many characters
     chars_per_step = batch_size * budget.block_size
     max_steps = max_chars / chars_per_step
-    affordable_steps = available_flops / step_flops(parameters, chars_per_step)
+    affordable_steps = available / step_flops(parameters, chars_per_step)
     steps = min(affordable_steps, max_steps)
     epochs = steps * chars_per_step / budget.train_chars
-
-    # A text that is read often gets an average, with which a step takes longer.
+    seconds = 60 * budget.minutes * steps / affordable_steps
     has_average = epochs >= AVERAGE_EPOCHS and not has_weights
-    share = 1 / AVERAGE_COST if has_average else 1.0
-    iters = max(1, int(share * steps))
-    max_iters = max(1, int(share * max_steps)) if budget.minutes else iters  # the clock ends it
-    # Larger batches allow a higher learning rate, and so does an average.
+    if has_average:
+        steps, max_steps = AVERAGE_SHARE * steps, AVERAGE_SHARE * max_steps
+
+    # Rate: larger batches allow more, and so does an average; trained weights much less.
     learning_rate = 7e-3 * min(examples / 8, 2)
     if has_average:
         learning_rate = max(1e-2, learning_rate)
     if has_weights:
-        learning_rate = 1e-3  # with 7e-3, trained weights overfit a short text within 40 steps
-    # The more parameters there are for each character, the fewer epochs lead to overfitting.
-    overfitting = epochs * math.sqrt(parameters / budget.train_chars)
+        learning_rate = 1e-3  # with 7e-3 they overfit a short text within 40 steps
+
+    # Evaluations: 1.8 for each time that the text is read, which is a fifteenth of the training
+    # time; on a GPU one takes as long as 130 steps, mostly for its sample. But 2 to 10.
+    readings = steps * chars_per_step / budget.train_chars
+    evaluations = min(max(round(steps / 130 if is_gpu else 1.8 * readings), 2), 10)
+    is_compiled = budget.device == "cpu" and seconds > COMPILE_SECONDS * max(1, n_layer / 4)
+    return {
+        "block_size": budget.block_size,
+        "n_layer": n_layer,
+        "n_embd": n_embd,
+        "batch_size": batch_size,
+        "max_iters": max(1, int(max_steps if budget.minutes else steps)),  # or the clock ends it
+        "eval_interval": math.ceil(max(1, int(steps)) / evaluations),
+        "learning_rate": learning_rate,
+        "ema_decay": 0.995 if has_average else 0.0,
+        "compile": "on" if is_compiled else "auto",
+        **regularization(
+            epochs * math.sqrt(parameters / budget.train_chars), has_average, has_weights, is_gpu
+        ),
+    }
+
+
+def network_size(flops: float, least: float, is_gpu: bool) -> tuple[int, int]:
+    """Blocks and channels, of SIZES: 2.2 times as many parameters for ten times the computation.
+
+    A run of the default computation has the smallest. It has at least about `least` parameters.
+    """
+    target = max(block_parameters(*SIZES[0]) * (flops / DEFAULT_FLOPS["cpu"]) ** 0.35, least)
+    sizes = [size for size in SIZES if not is_gpu or size[1] % 64 == 0]  # suits its matrix units
+    return min(sizes, key=lambda size: abs(math.log(block_parameters(*size) / target)))
+
+
+def regularization(
+    overfitting: float, has_average: bool, has_weights: bool, is_gpu: bool
+) -> dict[str, float]:
+    """More of it, the more often a text is read, and the more parameters each character has."""
     doublings = math.log2(max(1, overfitting / OVERFITTING_THRESHOLD))
     temperature, weight_decay = max(0.8, 1 - 0.1 * doublings), 0.5 if doublings < 1.5 else 1.0
     if has_average:
@@ -109,32 +147,9 @@ def recipe(budget: Budget) -> dict[str, Any]:
         # overfit sooner.
         temperature = max(0.7, (0.8 if is_gpu else 0.9) - 0.06 * doublings)
         weight_decay = 1.0 if is_gpu else weight_decay
-    # As many evaluations as take about a fifteenth of the training time, but 2 to 10. (The default
-    # val_fraction is assumed.) On a GPU, each takes as long as 130 steps, mostly for its sample.
-    eval_chars = min(budget.train_chars / 9, 2**20)
-    eval_steps = 130 if is_gpu else eval_chars / (3 * chars_per_step)  # that take as long as one
-    evaluations = share * steps / (eval_steps if is_gpu else 15 * eval_steps)
-    fewest = 2
-    if budget.minutes:  # five, so three at half the speed, unless one takes a tenth of the time
-        fewest = 5 if eval_steps <= 0.1 * share * steps else 1
-    evaluations = min(max(round(evaluations), fewest), 10)
-    eval_interval = math.ceil(iters / evaluations)
-    if budget.minutes:
-        eval_interval = max(1, iters // evaluations) if evaluations > 1 else max_iters
-    run_seconds = 60 * budget.minutes * steps / affordable_steps
-    is_compiled = budget.device == "cpu" and run_seconds > COMPILE_SECONDS * max(1, n_layer / 4)
     return {
-        "block_size": budget.block_size,
-        "n_layer": n_layer,
-        "n_embd": n_embd,
-        "batch_size": batch_size,
-        "max_iters": max_iters,
-        "eval_interval": eval_interval,
-        "learning_rate": learning_rate,
-        "ema_decay": 0.995 if has_average else 0.0,
         "train_temperature": round(temperature, 2),
         # More dropout would disturb weights that were trained without.
         "dropout": round(min(0.1 if has_weights else 0.4, 0.13 * doublings), 1),
         "weight_decay": weight_decay,
-        "compile": "on" if is_compiled else "auto",
     }

@@ -5,7 +5,7 @@ A field also makes a line of --help:
     n_layer: Annotated[int, "number of blocks", "[1, 1000]"] = 2
 
 The type is int, float, bool, str, `str | None`, `tuple[str, ...] | None` or a Literal of strings. A
-number may have the interval of its valid values. The first line of a class is the title of its
+number has the interval of its valid values. The first line of a class is the title of its
 group in --help and in config.toml.
 
 The defaults count for runs with a preset. In other runs configs/recipe.py chooses most of them.
@@ -58,7 +58,7 @@ class OptimConfig:
     gradient_accumulation_steps: Annotated[
         int, "parts of a batch, to save memory", "[1, 1000000]"
     ] = 1
-    max_iters: Annotated[int, "optimizer steps", "[1, inf)"] = 1100
+    max_iters: Annotated[int, "optimizer steps", "[1, 1e15]"] = 1100
     optimizer: Annotated[
         Literal["muon", "adamw"], "of the matrices in the blocks; all else is AdamW's"
     ] = "muon"
@@ -66,7 +66,7 @@ class OptimConfig:
     min_lr: Annotated[
         float, "the learning rate ends there, as a cosine (0: linear to zero)", "[0, 1e30]"
     ] = 0.0
-    warmup_iters: Annotated[int, "steps in which the learning rate rises", "[0, inf)"] = 20
+    warmup_iters: Annotated[int, "steps in which the learning rate rises", "[0, 1e15]"] = 20
     beta1: Annotated[float, "AdamW's decay of the mean gradient", "[0, 1)"] = 0.9
     beta2: Annotated[float, "AdamW's decay of the mean squared gradient", "[0, 1)"] = 0.95
     weight_decay: Annotated[
@@ -92,9 +92,9 @@ class RunConfig:
     ] = 0.0
     init_from: Annotated[str | None, "run or checkpoint whose weights to start with"] = None
     out_dir: Annotated[str | None, "run directory; default: runs/<date>-<time>"] = None
-    seed: Annotated[int, "same seed, same machine: same result", "[0, inf)"] = 1337
-    eval_interval: Annotated[int, "steps between evaluations", "[1, inf)"] = 275
-    log_interval: Annotated[int, "steps between points of the training curve", "[1, inf)"] = 10
+    seed: Annotated[int, "same seed, same machine: same result", "[0, 1e15]"] = 1337
+    eval_interval: Annotated[int, "steps between evaluations", "[1, 1e15]"] = 275
+    log_interval: Annotated[int, "steps between points of the training curve", "[1, 1e15]"] = 10
 
 
 @dataclass(frozen=True)
@@ -113,12 +113,9 @@ class CompileConfig(DeviceConfig):
     """What to train on."""
 
     compile: Annotated[
-        Literal["auto", "on", "off", "True", "False"],
+        Literal["auto", "on", "off"],
         "on: torch.compile; auto: a CUDA graph, on one GPU",
     ] = "auto"
-    deterministic: Annotated[
-        bool, "refuse operations that do not repeat exactly; --no-deterministic allows them"
-    ] = True
 
 
 @dataclass(frozen=True)

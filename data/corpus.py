@@ -9,6 +9,7 @@ Shapes: N characters of the text, E examples of an epoch, B examples of a batch,
 
 import math
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -17,12 +18,13 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from configs.flags import UserError
 from configs.settings import DataConfig, TrainConfig
 from data.check import check_split
 from data.reader import find_text_files, is_stream, read_chunks, require_encoding
 from data.shakespeare import tiny_shakespeare
 from data.tokenizer import CharTokenizer, encode, list_some
+from model.system.errors import UserError
+from model.system.processes import Processes
 
 MAX_EVAL_CHARS = 1 << 20  # at most this many validation characters are evaluated
 MAX_PIECES, MIN_STRETCH = 100, 2000  # with `val_split` spread; the latter: validation characters
@@ -104,6 +106,14 @@ class Corpus:
         windows = cut_windows(self.val_chars, block_size, chars, max_windows)
         return [(self.train_chars + starts_B, T) for starts_B, T in windows]
 
+    def eval_batches(
+        self, block_size: int, chars: int, processes: Processes
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """x_BT and y_BT of this process's share of the batches of `eval_windows`."""
+        windows = self.eval_windows(block_size, chars)
+        for starts_B, T in windows[processes.rank :: processes.world_size]:
+            yield self.gather_examples(starts_B, T)
+
     def gather_examples(self, starts_B: np.ndarray, T: int) -> tuple[Tensor, Tensor]:
         """x_BT, the T characters of the text from each start, and y_BT, one character later."""
         ids_BT = self.ids_N[starts_B[:, None] + np.arange(T + 1)].astype(np.int64)
@@ -180,7 +190,7 @@ def open_corpus(config: DataConfig, vocab: str = "") -> Corpus:
         train_chars=train_chars,
         val_fraction=config.val_fraction,
         val_split=config.val_split,
-        warnings=check_split(ids_N, train_chars, vocab, config.val_split),
+        warnings=check_split(ids_N, train_chars, vocab),
     )
 
 

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from configs.flags import UserError
 from configs.settings import TEXT_FILES
+from model.system.errors import UserError
 
 STANDARD_INPUT = Path("-")
 CHUNK = 1 << 18  # bytes are read and decoded in chunks, which saves memory

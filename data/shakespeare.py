@@ -8,7 +8,7 @@ import urllib.request
 import zipfile
 from pathlib import Path
 
-from configs.flags import UserError
+from model.system.errors import UserError
 from model.system.files import atomic_write
 from model.system.terminal import print_line
 

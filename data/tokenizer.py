@@ -8,12 +8,11 @@ Shapes: N characters of a corpus, T of a shorter text, V vocabulary.
 import hashlib
 import re
 import sys
-import unicodedata
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from configs.flags import UserError
+from model.system.errors import UserError
 
 ESCAPE_HINT = "A line end is written $'\\n' in a shell."
 
@@ -71,9 +70,6 @@ def describe_unknown(text: str, vocab: str) -> str:
     """Which characters of `text` are not in the vocabulary."""
     unknown = sorted(set(text) - set(vocab))
     hint = f" ({ESCAPE_HINT})" if "\\" in unknown and re.search(r"\\[nrt]", text) else ""
-    for form in ("NFC", "NFD"):
-        if set(unicodedata.normalize(form, text)) <= set(vocab):
-            hint = f" (in the Unicode form {form}, which the corpus has, all of them are)"
     return f"characters that are not in the vocabulary ({len(unknown)}): {list_some(unknown)}{hint}"
 
 

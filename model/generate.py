@@ -3,23 +3,18 @@
 Shapes: B texts written side by side, T time, V vocabulary.
 """
 
-import inspect
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated
-from weakref import WeakSet
 
 import numpy as np
 import torch
 from torch import nn
 
 from model.attention import Cache
-from model.network import eval_mode
+from model.inspect.check import uses_cache
+from model.networks import eval_mode
 from model.system.errors import AbortError
-from model.system.terminal import print_line
-
-warned_of: WeakSet[nn.Module] = WeakSet()  # models with a wrong cache
 
 # Appends token ids ids_BT, returns the next-token logits_BV.
 StepFn = Callable[[np.ndarray], np.ndarray]
@@ -29,14 +24,14 @@ StepFn = Callable[[np.ndarray], np.ndarray]
 class GenerationConfig:
     """How each character is chosen, and how many are written."""
 
-    max_new_tokens: Annotated[int, "characters to write", "[1, inf)"] = 500
+    max_new_tokens: Annotated[int, "characters to write", "[1, 1e15]"] = 500
     num_samples: Annotated[int, "texts to write", "[1, 1000000]"] = 1
     temperature: Annotated[float, "below 1: safer, 0: always the likeliest", "[0, inf)"] = 0.8
-    top_k: Annotated[int, "sample from the k likeliest characters (0: from all)", "[0, inf)"] = 0
+    top_k: Annotated[int, "sample from the k likeliest characters (0: from all)", "[0, 1e15]"] = 0
     top_p: Annotated[
         float, "sample from the fewest characters with this total probability", "(0, 1]"
     ] = 1.0
-    seed: Annotated[int, "the same seed gives the same text", "[0, inf)"] = 1337
+    seed: Annotated[int, "the same seed gives the same text", "[0, 1e15]"] = 1337
 
 
 def next_char_probs(
@@ -77,35 +72,6 @@ def sample_ids(probs_BV: np.ndarray, uniform_B: np.ndarray) -> np.ndarray:
 def first_character(vocab: str) -> str:
     """What stands in for an empty prompt: a line end, or the vocabulary's first character."""
     return "\n" if "\n" in vocab else vocab[0]
-
-
-@torch.no_grad()
-def uses_cache(model: nn.Module) -> bool:
-    """Whether `model` takes a cache, and computes the same logits with it as without.
-
-    Both are compared on a text a little longer than block_size, but of at most 2,056 characters. If
-    they differ, a line on standard error says so, once for each model.
-    """
-    if "cache" not in inspect.signature(model.forward).parameters:
-        return False
-    length = min(model.config.block_size + 8, 2056)
-    ids_BT = torch.arange(length, device=next(model.parameters()).device)[None] % model.vocab_size
-    cache = Cache()
-    with torch.autocast(ids_BT.device.type, enabled=False):
-        parts = [ids_BT[:, :1], ids_BT[:, 1:4], ids_BT[:, 4:-1], ids_BT[:, max(4, length - 1) :]]
-        cached_BTV = torch.cat([model(part_BT, cache) for part_BT in parts if part_BT.numel()], 1)
-        logits_BTV = model(ids_BT)
-    # Rounding changes logits by 4e-7 of the largest on a CPU; a GPU may compute in TF32.
-    tolerance = 1e-4 if ids_BT.device.type == "cpu" else 1e-2
-    differs = (cached_BTV - logits_BTV).abs().max() > tolerance * logits_BTV.abs().max()
-    if differs and model not in warned_of:
-        warned_of.add(model)
-        print_line(
-            f"warning: the cache of the network {model.config.network} changes its logits. It is "
-            "not used, so sampling takes longer. Run python -m pytest tests/model/test_networks.py",
-            sys.stderr,
-        )
-    return not differs
 
 
 def make_step_fn(model: nn.Module, batch_size: int, has_cache: bool) -> StepFn:

@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.network import eval_mode
-from model.system.device import Machine, seed_all
+from model.networks import eval_mode
+from model.system.device import Machine
+from model.system.seeds import seed_all
 
 
 def training_loss(

@@ -1,5 +1,6 @@
 """Optimizers: Muon for the matrices in the blocks, AdamW for the rest."""
 
+import copy
 from collections.abc import Iterable
 
 import torch
@@ -36,6 +37,14 @@ def make_optimizers(
     groups = [group for group in groups if group["params"]]
     betas = (config.beta1, config.beta2)
     return [*optimizers, AdamW(groups, config.learning_rate, betas, fused=True)]
+
+
+def make_average(model: nn.Module, decay: float) -> nn.Module:
+    """What is evaluated, saved and sampled: a copy of `model`, for `update_average`.
+
+    With a decay of 0, the average is the model itself.
+    """
+    return copy.deepcopy(model).eval().requires_grad_(False) if decay else model
 
 
 @torch.no_grad()

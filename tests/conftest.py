@@ -21,8 +21,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.summary.writer import event_file_writer
 
 import train
-from model import network, networks
-from model.inspect import report
+from model import networks
+from model.run import report
 
 # Tests do not depend on the machine, except test_gpu.py.
 GPUS = "CUDA_VISIBLE_DEVICES"
@@ -115,8 +115,8 @@ def edit_network(tmp_path, monkeypatch) -> Iterator[Callable[[str, dict[str, str
 
     A user's edit: `--network mine` trains it.
     """
-    shutil.copytree(network.FOLDER, tmp_path, dirs_exist_ok=True)  # all have their usual names
-    monkeypatch.setattr(network, "FOLDER", tmp_path)
+    shutil.copytree(networks.FOLDER, tmp_path, dirs_exist_ok=True)  # all have their usual names
+    monkeypatch.setattr(networks, "FOLDER", tmp_path)
     monkeypatch.setattr(networks, "__path__", [*networks.__path__, str(tmp_path)])
 
     def edit(original: str, changes: dict[str, str]) -> None:

@@ -87,28 +87,29 @@ def test_examples_print_the_numbers_beside_them(trained_run):
 
 def test_examples_from_python_agree_with_the_commands(trained_run, capsys):
     text = Path(ROOT, "docs/change.md").read_text("utf-8")
-    of_text, of_sample, of_curve = re.findall(r"```python\n(.*?)```", text, re.S)
+    of_text, of_network, of_curve = re.findall(r"```python\n(.*?)```", text, re.S)
     shutil.copytree(trained_run, "runs/newest")
     prompt = "The sea is calm"
-    assert f'"{prompt}"' in of_text
-    log_probs, next_chars = run_example(of_text).split("])")
-
+    flags = "--max_new_tokens=100 --temperature=0.8 --seed=1"
+    sample.main([f"--prompt={prompt}", *flags.split()])
     Path("text.txt").write_text(prompt, "utf-8")
-    sample.main(["--score=text.txt", "--dtype=float32"])
+    written = capsys.readouterr().out
+    sample.main(["--score=text.txt"])
     nats = float(capsys.readouterr().out.split()[0])
-    values = [float(x) for x in re.findall(r"-\d+\.\d+", log_probs)]
-    assert len(values) == len(prompt) - 1
-    assert sum(values) / len(values) == pytest.approx(-nats, abs=1e-4)
-    probs = [float(line.rsplit(maxsplit=1)[1]) for line in next_chars.split("\n") if line]
+
+    printed = run_example(of_text)
+    assert printed.startswith(written + "\n")
+    loss, *probs = printed.removeprefix(written + "\n").splitlines()
+    assert float(loss) == pytest.approx(nats, abs=1e-4)
+    probs = [float(line.rsplit(maxsplit=1)[1]) for line in probs]
     assert len(probs) == 5
     assert probs == sorted(probs, reverse=True)
     assert 0 < sum(probs) <= 1
 
-    flags = "--max_new_tokens=100 --temperature=0.8 --seed=1 --dtype=float32"
-    sample.main([f"--prompt={prompt}", *flags.split()])
-    written = run_example(of_text + "\n" + of_sample).removeprefix(run_example(of_text))
-    assert capsys.readouterr().out + "\n" == prompt + written
-
+    log_probs = run_example(of_text + "\n" + of_network).removeprefix(printed)
+    values = [float(x) for x in re.findall(r"-\d+\.\d+", log_probs)]
+    assert len(values) == len(prompt) - 1
+    assert sum(values) / len(values) == pytest.approx(-nats, abs=1e-4)
     points = [line.split() for line in run_example(of_text + "\n" + of_curve).splitlines()]
     expected = [[str(step), str(value)] for step, value in curve(trained_run, "val")]
     assert points[-len(expected) :] == expected

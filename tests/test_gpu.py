@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from model import checkpoint
+from model.run import checkpoint
 from tests.conftest import LINES, ROOT, VISIBLE_GPUS, summary
 from tests.test_train import assert_same_run, equal
 

@@ -30,7 +30,7 @@ import sample
 import train
 from configs.flags import ConfigParser
 from configs.settings import TrainConfig
-from model import checkpoint
+from model.run import checkpoint
 from model.system import device
 from tests.conftest import (
     ROOT,
@@ -72,7 +72,7 @@ def test_a_killed_and_resumed_run_equals_an_uninterrupted_run(
     tiny, monkeypatch, network, save_seconds, decay
 ):
     """Killed in a step, in an evaluation, at every write: a copy is what SIGKILL would leave."""
-    monkeypatch.setattr("model.run.SAVE_SECONDS", save_seconds)
+    monkeypatch.setattr("model.run.run.SAVE_SECONDS", save_seconds)
     monkeypatch.setattr(train, "AVERAGE_FROM", 3)
     flags = f"--network={network} --max_iters=8 --eval_interval=4 --log_interval=1 --dropout=0.2"
     flags += f" --gradient_accumulation_steps=2 --ema_decay={decay} --out_dir="
@@ -386,7 +386,7 @@ def test_a_compiler_failing_in_one_process_ends_the_run(train_in_two):
     [
         ("--log_interval=1", r"gradient norm is (nan|inf) at step 7\."),
         ("--log_interval=10 --eval_interval=99", r"training loss is (nan|inf) at step 10\."),
-        ("--log_interval=99 --eval_interval=5", r"weights are no longer finite"),
+        ("--log_interval=99 --eval_interval=5", r"validation loss is nan at step 10\."),
     ],
 )
 def test_divergence_is_found_at_the_next_log_or_evaluation(
@@ -410,16 +410,8 @@ def test_out_of_memory_names_the_flags_that_save_memory(tiny, edit_network, caps
     edit_network("quill", {embed: exhaust + embed})
     assert tiny("--network=mine --max_iters=2 --out_dir=run") == 1
     assert sample.main(["run", "--which=last", "--num_samples=2"]) == 1
-    errors = capsys.readouterr().err
-    assert "error: out of memory. Use a larger --gradient_accumulation_steps" in errors
-    assert "error: out of memory. Use a smaller --num_samples" in errors
-
-
-def test_an_error_of_the_disk_in_a_network_keeps_its_traceback(tiny, edit_network):
-    embed = "x_BTC = norm(self.embedding(ids_BT))"
-    edit_network("quill", {embed: f"open('missing')\n        {embed}"})
-    with pytest.raises(FileNotFoundError):
-        tiny("--network=mine --max_iters=2")
+    line = "error: out of memory. Use a larger --gradient_accumulation_steps"
+    assert capsys.readouterr().err.count(line) == 2
 
 
 @pytest.mark.parametrize("room", [0, 10_000], ids=["no room", "no room for a checkpoint"])

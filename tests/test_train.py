@@ -11,7 +11,6 @@ import signal
 import sys
 import time
 from collections import Counter
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -26,16 +25,16 @@ from configs.flags import make_config
 from configs.recipe import Budget, block_parameters, recipe, step_flops
 from configs.settings import DataConfig, GPTConfig, OptimConfig, TrainConfig
 from data.corpus import open_corpus
-from model import checkpoint
-from model.checkpoint import Checkpoint, RunState
-from model.inspect import report
 from model.loss import evaluate, training_loss
-from model.network import make_network
+from model.networks import make_network
 from model.networks.quill import GPT
 from model.optim import make_optimizers
-from model.recipe_inputs import choose_settings
-from model.system.device import Machine, choose_dtype, seed_all
+from model.run import checkpoint, report
+from model.run.checkpoint import Checkpoint, RunState
+from model.run.setup import choose_settings
+from model.system.device import Machine, choose_dtype
 from model.system.processes import Processes
+from model.system.seeds import seed_all
 from tests.conftest import LINES, NO_MASK, TINY, curve, summary
 
 STEPS = "--max_iters=16 --eval_interval=8 --log_interval=1"
@@ -112,7 +111,6 @@ class Clock:
             add_scalar(writer, tag, *args)
 
         monkeypatch.setattr(time, "perf_counter", lambda: self.now)
-        monkeypatch.setattr("model.run.EXIT_SECONDS", 0.0)
         monkeypatch.setattr(SummaryWriter, "add_scalar", add_and_pass_time)
         at_steps(monkeypatch, range(10**6), pass_time)
 
@@ -295,14 +293,13 @@ def test_trying_the_compiler_changes_nothing_but_a_warning(
     assert equal(eager.optimizers, tried.optimizers)
 
 
-def test_operations_that_do_not_repeat_exactly_are_refused_unless_allowed(tiny, edit_network):
+def test_operations_that_do_not_repeat_exactly_are_warned_of(tiny, edit_network, recwarn):
     put = """logits_BTV = self.head(norm(x_BTC))
         zeros = torch.zeros(9, dtype=torch.int64)
         return logits_BTV.put(zeros, logits_BTV.new_ones(9), accumulate=False)"""
     edit_network("quill", {"return self.head(norm(x_BTC))": put})
-    with pytest.raises(RuntimeError, match="deterministic"):
-        tiny("--network=mine --max_iters=1")
-    assert tiny("--network=mine --max_iters=1 --no-deterministic") == 0
+    assert tiny("--network=mine --max_iters=1") == 0
+    assert any("deterministic" in str(warning.message) for warning in recwarn)
 
 
 def test_a_network_that_looks_ahead_is_named_once(tiny, edit_network, monkeypatch, capsys):
@@ -390,8 +387,6 @@ def test_what_a_run_directory_holds(tiny, text_file, capsys):
     assert events.Tags()["tensors"] == ["sample/text_summary"]
     images = [f"map/block {block}, head {head}" for block in (1, 2) for head in (1, 2)]
     assert events.Tags()["images"] == images
-    hparams = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
-    assert b"learning_rate" in hparams
 
 
 @pytest.mark.parametrize("out", [False, True])
@@ -570,18 +565,10 @@ def test_a_loss_above_that_of_a_guess_is_no_overfitting(text_file, capsys):
     words = {331.0: "Try a smaller --learning_rate", 2.5: "Overfitting", 2.005: "sample.py"}
     for val_loss, expected in words.items():
         state = RunState(step=9, val_loss=val_loss, val_step=9, best_val_loss=2.0, best_step=5)
-        report.print_result(state, TrainConfig(), corpus, Path("run"), stopped=0, first_step=0)
+        report.print_result(state, TrainConfig(), corpus, Path("run"), stopped=0)
         output = capsys.readouterr().out
         assert expected in output
         assert ("Overfitting" in output) == (val_loss == 2.5)
-
-
-def test_the_log_of_each_run_has_every_key(tiny, edit_network):
-    """TensorBoard's table has the columns of the first run."""
-    assert tiny("--max_iters=1 --out_dir=run") == 0
-    metadata = EventAccumulator("run/val").Reload().SummaryMetadata("_hparams_/session_start_info")
-    for field in fields(TrainConfig):
-        assert field.name.encode() in metadata.plugin_data.content
 
 
 def test_training_survives_closed_output_pipes(tiny, monkeypatch):
@@ -655,9 +642,6 @@ def test_a_finished_run_completes_missing_files_and_goes_on(tiny, monkeypatch, c
         assert train.main(["--resume", "run", *flags]) == 0
         output = capsys.readouterr().out
         assert "step     25" not in output  # it was evaluated before
-        assert ("Nothing was trained: the run had reached --max_iters 25\n" in output) == (
-            not flags
-        )
         assert summary(Path("run"))["iters"] == (40 if flags else 25)
     assert checkpoint.load("run/last.pt").config["max_iters"] == 40
     assert [step for step, _ in curve(Path("run"), "val")] == [10, 20, 25, 30, 40]  # 25: the end
@@ -670,8 +654,8 @@ def test_times_are_measured_and_decide_when_to_save(tiny, monkeypatch):
     clock, saved = Clock(monkeypatch, step_seconds=100, eval_seconds=7), []
     after_each_save(monkeypatch, lambda path: saved.append(checkpoint.load(path).step))
     assert tiny("--max_iters=20 --eval_interval=10 --out_dir=run") == 0
-    # At step 0, before and after evaluations, and after more than SAVE_SECONDS = 600.
-    assert saved == [0, 7, 10, 10, 17, 20, 20]
+    # At step 0, after evaluations, and after more than SAVE_SECONDS = 600.
+    assert saved == [0, 7, 10, 17, 20]
     state = checkpoint.load("run/last.pt")
     assert clock.now == state.seconds == 2000 + 2 * 7
     assert state.chars_per_second == 4 * 16 / 100  # evaluations left out
@@ -680,7 +664,6 @@ def test_times_are_measured_and_decide_when_to_save(tiny, monkeypatch):
 def test_minutes_end_a_run_by_the_clock(tiny, monkeypatch):
     """Also after a kill. The learning rate follows the time."""
     clock = Clock(monkeypatch, step_seconds=1, eval_seconds=2)
-    clock.now = 10.0  # seconds that the imports took
 
     def compile(network, **_):
         clock.now += 10
@@ -699,10 +682,11 @@ def test_minutes_end_a_run_by_the_clock(tiny, monkeypatch):
     assert [*evaluated] == [40, 80, state.step]
     rates, start = curve(run, "train", "optimizer/learning_rate"), state.start_seconds
     assert rates[0][1] == pytest.approx(0.01)
-    for step, lr in rates[1:]:  # before the first evaluation, nobody knows that it takes time here
-        seconds = step - 1 + 2 * (step >= 40) + 2 * (step >= 80)
-        progress = max(step / 400, seconds / (120 - start - 2 * (step >= 40)))
-        assert lr == pytest.approx(0.01 * (1 - progress))
+    guess = (len(LINES) // 10) / (3 * 4 * 16)  # of the time that an evaluation takes
+    for step, lr in rates[1:]:
+        seconds = step + 2 * (step >= 40) + 2 * (step >= 80)
+        progress = max(step / 400, seconds / (120 - start - (2 if step >= 40 else guess)))
+        assert lr == pytest.approx(0.01 * (1 - progress), rel=1e-3)
 
     for path in (*Path().glob("killed*"), run):
         clock.now, minutes = 0.0, 3 if path == run else 2  # the clock of another process
@@ -727,7 +711,7 @@ def test_without_minutes_nothing_depends_on_the_clock(tiny, monkeypatch):
 
 
 def test_the_recipe_gets_the_measured_speed_and_the_time_left(text_file, monkeypatch):
-    clock, cross_entropy = [100.0], F.cross_entropy
+    clock, cross_entropy = [0.0], F.cross_entropy
 
     text_file.write_text(LINES * 100)
 
@@ -738,7 +722,8 @@ def test_the_recipe_gets_the_measured_speed_and_the_time_left(text_file, monkeyp
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
     monkeypatch.setattr(F, "cross_entropy", take_half_a_second)
     corpus = open_corpus(DataConfig((str(text_file),)))
-    machine = Machine(torch.device("cpu"), torch.float32, Processes(start_time=0.0))
+    machine = Machine(torch.device("cpu"), torch.float32, Processes())
+    clock[0] = 100.0
     config = make_config(TrainConfig, {"minutes": 10.0})
     chosen = choose_settings(config, Checkpoint(), corpus, machine)
     flops = step_flops(block_parameters(2, 128), 8 * 256) / 0.5 * (60 * 10 - clock[0])
@@ -781,12 +766,6 @@ def test_flags_of_a_resumed_run_are_kept_even_if_it_is_killed_at_once(tiny, monk
     assert checkpoint.load("killed/last.pt").config["max_iters"] == 9
 
 
-def test_a_run_in_a_folder_of_somebody_else_can_be_copied(trained_run, monkeypatch, capsys):
-    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
-    assert train.main(["--resume", str(trained_run)]) == 2
-    assert "cannot be written. Copy the run with cp -r" in capsys.readouterr().err
-
-
 def test_the_run_directory_may_begin_with_the_home_directory(tiny, monkeypatch):
     monkeypatch.setenv("HOME", str(Path("home").absolute()))
     assert tiny("--max_iters=1 --out_dir=~/run") == 0
@@ -805,46 +784,14 @@ def test_a_resumed_run_takes_its_settings_from_the_checkpoint(tiny):
     assert path.read_text() == before.replace("max_iters = 16", "max_iters = 20")
 
 
-@pytest.mark.parametrize("content", [None, b"", b"damaged"])
-def test_a_resumed_run_replaces_a_best_pt_that_cannot_be_read(tiny, content):
-    """It is missing or damaged. The curve still has one point for each step."""
-    assert tiny(f"{STEPS} --out_dir=run") == 0
-    saved = checkpoint.load("run/last.pt")
-    saved.best_step, saved.best_val_loss = 8, 0.1  # no later evaluation is as good
-    checkpoint.save(saved, Path("run/last.pt"))
-    Path("run/best.pt").unlink()
-    if content is not None:
-        Path("run/best.pt").write_bytes(content)
-    time.sleep(1)  # event files are ordered by the second
-    assert train.main(["--resume", "run"]) == 0
-    best, result = checkpoint.load("run/best.pt"), summary(Path("run"))
-    assert best.step == best.best_step == result["best_iter"] == 16
-    assert [step for step, _ in curve(Path("run"), "val")] == [8, 16]
-    assert result["chars_per_second"] == saved.chars_per_second > 0
-
-
-def test_a_run_goes_on_from_best_pt_only_if_it_trains(tiny, capsys):
-    """Otherwise last.pt, which may be newer, is not replaced."""
+def test_a_run_goes_on_from_best_pt_if_that_is_named(tiny):
+    """For example because last.pt is damaged, which it replaces."""
     assert tiny("--max_iters=4 --eval_interval=2 --learning_rate=0 --out_dir=run") == 0
     assert checkpoint.load("run/best.pt").step == 2
-    before = {path: path.read_bytes() for path in Path("run").rglob("*.*")}
-    assert train.main(["--resume", "run/best.pt", "--max_iters=2"]) == 2
-    assert "run/best.pt has reached its max_iters" in capsys.readouterr().err
-    assert {path: path.read_bytes() for path in Path("run").rglob("*.*")} == before
+    Path("run/last.pt").write_bytes(b"damaged")
     assert train.main(["--resume", "run/best.pt", "--max_iters=6"]) == 0
-    assert "note: from step 2 on, last.pt is replaced" in capsys.readouterr().err
+    assert checkpoint.load("run/last.pt").step == 6
     assert [step for step, _ in curve(Path("run"), "val")] == [2, 4, 6]
-
-
-def test_a_run_that_goes_on_from_a_snapshot_has_a_best_pt_of_its_own(tiny, capsys):
-    """Not that of a later step, which is of the history before."""
-    assert tiny("--max_iters=4 --eval_interval=2 --out_dir=run") == 0
-    shutil.copy("run/last.pt", "run/snapshot.pt")
-    assert train.main(["--resume", "run", "--max_iters=40"]) == 0
-    assert checkpoint.load("run/best.pt").step > 4
-    assert train.main(["--resume", "run/snapshot.pt", "--max_iters=6"]) == 0
-    assert "note: from step 4 on, last.pt is replaced" in capsys.readouterr().err
-    assert checkpoint.load("run/best.pt").step == summary(Path("run"))["best_iter"] == 6
 
 
 def test_a_finished_run_with_minutes_names_more_than_it_has_taken(tiny, monkeypatch, capsys):
@@ -853,30 +800,6 @@ def test_a_finished_run_with_minutes_names_more_than_it_has_taken(tiny, monkeypa
     assert train.main(["--resume", "run", "--minutes=1", "--max_iters=9"]) == 0
     more = re.search(r"--minutes (\S+)", capsys.readouterr().out.splitlines()[-2])
     assert float(more[1]) == 4  # twice the two minutes that it has taken
-
-
-def test_the_best_loss_of_a_killed_run_is_that_of_its_best_pt(tiny, monkeypatch):
-    """Killed between best.pt and last.pt, and resumed with another interval."""
-    replace = Path.replace
-
-    def replace_and_copy(source, path):
-        replace(source, path)
-        if path.name == "best.pt" and not os.path.exists("killed"):
-            shutil.copytree("run", "killed")
-
-    monkeypatch.setattr(Path, "replace", replace_and_copy)
-    assert tiny(f"{STEPS} --learning_rate=0.1 --out_dir=run") == 0
-    best, last = (checkpoint.load(f"killed/{name}.pt") for name in ("best", "last"))
-    assert best.step == last.step == 8 and last.best_step is None
-    shutil.copytree("killed", "stopped")
-    with monkeypatch.context() as patch:  # before any evaluation
-        at_steps(patch, [2], lambda _: os.kill(os.getpid(), signal.SIGINT))
-        assert train.main(["--resume", "stopped", "--eval_interval=99"]) == 130
-    assert summary(Path("stopped"))["val_loss"] == best.val_loss
-    best.best_val_loss = 0.1  # no later evaluation is as good
-    checkpoint.save(best, Path("killed/best.pt"))
-    assert train.main(["--resume", "killed", "--eval_interval=5"]) == 0
-    assert summary(Path("killed"))["best_iter"] == checkpoint.load("killed/best.pt").step == 8
 
 
 def test_a_resumed_run_refuses_another_text(tiny, text_file, monkeypatch, capsys):

@@ -1,1 +1,1 @@
-"""What a person looks at: reports, maps, the attention page."""
+"""What a person looks at: maps, the attention page; checks of edited networks."""

@@ -1,1 +1,1 @@
-"""The machine: devices, processes, files, errors, logs. Imports configs/ only."""
+"""The machine: devices, processes, files, errors, signals. Of Quill, it imports settings only."""

@@ -1,18 +1,17 @@
-"""Device, dtype, compilation, seeds."""
+"""The machine that a command computes on: its device, its dtype, its processes."""
 
 import ctypes
 import os
-import random
 import re
 import sys
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from configs.flags import UserError
 from configs.settings import CompileConfig, DeviceConfig, TrainConfig
+from model.system.errors import UserError
+from model.system.fast import InDtype, make_compiled, make_graph
 from model.system.processes import Processes
 from model.system.terminal import print_line
 
@@ -29,6 +28,7 @@ class Machine:
     device: torch.device
     dtype: torch.dtype
     processes: Processes = field(default_factory=Processes)
+    fast: dict[nn.Module, nn.Module] = field(default_factory=dict)  # what `forward` calls instead
 
     def __str__(self) -> str:
         """For a person: "cpu (2 threads), bfloat16"."""
@@ -76,111 +76,44 @@ class Machine:
         """Keeps float16 gradients in range; for other dtypes it passes everything through."""
         return torch.amp.GradScaler(self.device.type, enabled=self.dtype == torch.float16)
 
-    def prepare(self, network: nn.Module, config: TrainConfig) -> nn.Module:
-        """What to call in training steps, outside autocast: `network` as it is, or faster.
+    def forward(self, network: nn.Module, ids_BT: Tensor) -> Tensor:
+        """ids_BT to logits_BTV in `dtype`, in a training step: compiled if `prepare` did that."""
+        fast = self.fast.get(network) or InDtype(network, self.device.type, self.dtype)
+        return fast(ids_BT)
 
-        --compile on compiles it. --compile auto makes a CUDA graph, which a GPU runs without
+    def prepare(self, config: TrainConfig, *networks: nn.Module) -> None:
+        """Make `forward` faster for these networks.
+
+        --compile on compiles them. --compile auto makes CUDA graphs, which a GPU runs without
         waiting for Python, but not for several processes or micro-batches. If that fails, a line on
-        standard error says so, and one process goes on without it. (Several raise: they could not
-        compute the same.)
+        standard error says so, and the network is called as it is. (Several processes end: they
+        could not compute the same.)
         """
-        mode, parts = config.compile, config.gradient_accumulation_steps
-        rows = max(1, config.batch_size // (self.processes.world_size * parts))
-        device = next(network.parameters()).device
-        ids_BT = torch.zeros(rows, config.block_size, dtype=torch.int64, device=device)
-        plain = InDtype(network, self.device.type, self.dtype)
-        has_graph = self.device.type == "cuda" and self.processes.world_size == parts == 1
-        if mode in ("off", "False") or (mode == "auto" and not has_graph):
-            return plain
-        buffers = [(buffer, buffer.clone()) for buffer in network.buffers()]
-        try:
-            return self.graph(plain, ids_BT) if mode == "auto" else self.compile(plain, ids_BT)
-        except Exception as error:  # of many types
-            if self.processes.world_size > 1:
-                print_line("note: --compile off trains without the compiler.", sys.stderr)
-                raise
-            what = "a CUDA graph" if mode == "auto" else "torch.compile"
-            problem = str(error).strip().partition("\n")[0][:200]
-            print_line(f"warning: training without {what}: {problem}", sys.stderr)
-            return plain
-        finally:  # as if nothing had been tried
-            network.zero_grad()
+        world_size, parts = self.processes.world_size, config.gradient_accumulation_steps
+        has_graph = self.device.type == "cuda" and world_size == parts == 1
+        if config.compile == "off" or (config.compile == "auto" and not has_graph):
+            return
+        what, make = "a CUDA graph", make_graph
+        if config.compile == "on":
+            what, make = "torch.compile", make_compiled
+            if self.processes.is_main:
+                print_line("compiling the network, which takes up to a minute or two", sys.stdout)
+        rows = max(1, config.batch_size // (world_size * parts))
+        for network in dict.fromkeys(networks):
+            device = next(network.parameters()).device
+            ids_BT = torch.zeros(rows, config.block_size, dtype=torch.int64, device=device)
+            buffers = [(buffer, buffer.clone()) for buffer in network.buffers()]
+            try:
+                self.fast[network] = make(InDtype(network, self.device.type, self.dtype), ids_BT)
+            except Exception as error:  # of many types
+                if world_size > 1:
+                    print_line("note: --compile off trains without the compiler.", sys.stderr)
+                    raise
+                problem = str(error).strip().partition("\n")[0][:200]
+                print_line(f"warning: training without {what}: {problem}", sys.stderr)
+            network.zero_grad()  # as if nothing had been tried
             for buffer, before in buffers:
                 buffer.copy_(before)
-
-    def compile(self, plain: "InDtype", ids_BT: Tensor) -> nn.Module:
-        """`plain`, compiled."""
-        if self.processes.is_main:
-            print_line("compiling the network, which takes up to a minute or two", sys.stdout)
-        if torch.are_deterministic_algorithms_enabled():
-            torch.use_deterministic_algorithms(True)  # tells the compiler, too
-        options = {}
-        if self.is_cpu:
-            # PyTorch's own random numbers are faster than the compiler's, and equal to those of a
-            # run that is not compiled. A result of more than ten operations is stored, not
-            # computed again where it is used: the angles of a rotation, for example.
-            options = {"fallback_random": True, "realize_opcount_threshold": 10}
-        compiled = torch.compile(plain.network, dynamic=False, options=options)
-        compiled = InDtype(compiled, self.device.type, self.dtype)
-        trial(compiled, 0, ids_BT)  # the first call, and the first backward pass, compile
-        return compiled
-
-    def graph(self, plain: "InDtype", ids_BT: Tensor) -> nn.Module:
-        """`plain` as a CUDA graph: the kernels of one pass, which run again for other inputs.
-
-        Logits and gradients are in memory that the next pass overwrites. Raises RuntimeError if it
-        does not compute the same as `plain`: what Python computes, such as a counter or a random
-        number of its own, is frozen in it.
-        """
-        batches = [torch.randint_like(ids_BT, plain.network.vocab_size) for _ in range(2)]
-        expected = [trial(plain, seed, batch_BT) for seed, batch_BT in enumerate(batches)]
-        # PyTorch would warn that gradients come from another stream, that of the graph.
-        torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
-        generator = torch.cuda.default_generators[torch.cuda.current_device()]
-        before = generator.clone_state()
-        try:
-            graphed = torch.cuda.make_graphed_callables(
-                InDtype(plain.network, self.device.type, self.dtype),
-                (torch.zeros_like(ids_BT),),
-                allow_unused_input=True,
-            )
-        except Exception:  # the network reads a value, for example
-            generator.graphsafe_set_state(before)  # it still waits for the end of the graph
-            raise
-        for seed, batch_BT in enumerate(batches):
-            results = zip(expected[seed], trial(graphed, seed, batch_BT), strict=True)
-            for plain_result, result in results:
-                # The same bits, unless operations are not deterministic
-                difference = (result - plain_result).abs().max()
-                if not difference <= 1e-4 * plain_result.abs().max():
-                    raise RuntimeError("it computes something else")
-        return graphed
-
-
-class InDtype(nn.Module):
-    """A network whose matrix products run in `dtype`; weights and gradients stay float32."""
-
-    def __init__(self, network: nn.Module, device: str, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.network, self.device, self.dtype = network, device, dtype
-
-    def forward(self, ids_BT: Tensor) -> Tensor:
-        """ids_BT to logits_BTV."""
-        is_lower = self.dtype != torch.float32
-        # A cache of weights in `dtype` would be frozen in a CUDA graph.
-        with torch.autocast(self.device, self.dtype, is_lower, cache_enabled=False):
-            return self.network(ids_BT)
-
-
-def trial(network: nn.Module, seed: int, ids_BT: Tensor) -> list[Tensor]:
-    """Copies of the logits, and of the gradients of some loss."""
-    network.zero_grad()
-    seed_all(seed)
-    logits_BTV = network(ids_BT)
-    if logits_BTV.requires_grad:
-        logits_BTV.float().logsumexp(-1).sum().backward()
-    gradients = [p.grad.clone() for p in network.parameters() if p.grad is not None]
-    return [logits_BTV.detach().clone(), *gradients]
 
 
 def choose_device(name: str, processes: Processes) -> torch.device:
@@ -244,7 +177,7 @@ def training_machine(config: CompileConfig, processes: Processes) -> Machine:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # so that cuBLAS is deterministic
     # Otherwise the embedding's backward pass on a CPU adds up in a different order each time.
     # (torch.use_deterministic_algorithms does the same, and imports the compiler, which takes 1 s.)
-    torch.set_deterministic_debug_mode("error" if config.deterministic else "default")
+    torch.set_deterministic_debug_mode("warn")  # if an operation does not repeat exactly
     torch.utils.deterministic.fill_uninitialized_memory = False
     torch.set_float32_matmul_precision("high")  # on CUDA, products in float32 are in TF32
     if device.type == "cpu":
@@ -269,12 +202,3 @@ def keep_freed_memory() -> None:
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
         libc.mallopt(-3, 32 << 20)  # M_MMAP_THRESHOLD, its maximum
         libc.mallopt(-1, 1 << 30)  # M_TRIM_THRESHOLD
-
-
-def seed_all(*key: int) -> None:
-    """Make the random numbers that torch, NumPy and Python draw next a function of `key`."""
-    sequence = np.random.SeedSequence(key[0], spawn_key=key[1:])
-    seed = int(sequence.generate_state(1, np.uint64)[0])
-    torch.manual_seed(seed)
-    np.random.seed(seed % 2**32)
-    random.seed(seed)

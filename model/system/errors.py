@@ -1,15 +1,21 @@
 """Errors and how they are reported."""
 
-import contextlib
 import functools
 import math
-import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
-from configs.flags import UserError
 from model.system.terminal import print_line, redirect_to_devnull
+
+LESS_MEMORY = (
+    "Use a larger --gradient_accumulation_steps or a smaller network; in sampling a smaller "
+    "--num_samples or a shorter text."
+)
+
+
+class UserError(ValueError):
+    """The input is wrong: a flag, a file, a text. Shown as one line; exit status 2."""
 
 
 class AbortError(RuntimeError):
@@ -19,9 +25,9 @@ class AbortError(RuntimeError):
 def report_errors(main: Callable[[list[str]], None]) -> Callable[..., int]:
     """Decorator of a command's main(argv): an expected error becomes one line on standard error.
 
-    These are UserError and AbortError. Returns the exit status: 2, 1, 130 after Ctrl-C, that of
-    sys.exit, or 0, also if nobody reads standard output any more. Every other exception is a bug
-    and keeps its traceback.
+    These are UserError, AbortError, a full disk (any OSError), too little memory. Returns the exit
+    status: 2, 1, 130 after Ctrl-C, that of sys.exit, or 0, also if nobody reads standard output any
+    more. Every other exception is a bug and keeps its traceback.
     """
 
     @functools.wraps(main)
@@ -36,42 +42,17 @@ def report_errors(main: Callable[[list[str]], None]) -> Callable[..., int]:
             return 128 + signal.SIGINT
         except BrokenPipeError:  # the reader, such as head, has enough
             redirect_to_devnull(sys.stdout)
-        except (UserError, AbortError) as error:
+        except (UserError, AbortError, OSError) as error:
             print_line("error: " + " ".join(str(error).split()), sys.stderr)
             return 2 if isinstance(error, UserError) else 1
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            print_line(f"error: out of memory. {LESS_MEMORY}", sys.stderr)
+            return 1
         return 0
 
     return wrapper
-
-
-@contextlib.contextmanager
-def disk_errors(name: object) -> Iterator[None]:
-    """Turn an OSError into an AbortError: a full disk, or a folder that was deleted.
-
-    It goes around the writing of Quill's own files, of which `name` is one, not around code of a
-    network.
-    """
-    try:
-        yield
-    except BrokenPipeError:  # see `report_errors`
-        raise
-    except OSError as error:
-        # A full disk has no name; that of TensorBoard's files is in bytes.
-        error.filename = os.fsdecode(error.filename or str(name))
-        raise AbortError(str(error)) from error
-
-
-@contextlib.contextmanager
-def out_of_memory_hint(hint: str) -> Iterator[None]:
-    """Turn an out-of-memory error of Python, NumPy or PyTorch into an AbortError with `hint`."""
-    try:
-        yield
-    except AbortError:  # it has a hint
-        raise
-    except (MemoryError, RuntimeError) as error:
-        if is_out_of_memory(error):
-            raise AbortError(f"out of memory. {hint}") from None
-        raise
 
 
 def is_out_of_memory(error: Exception) -> bool:

@@ -9,10 +9,8 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
-from configs.flags import UserError
-from model.system.errors import AbortError
+from model.system.errors import AbortError, UserError
 
 T = TypeVar("T")
 
@@ -23,16 +21,14 @@ class Processes:
     Each computes its share of every batch. Only the main one, rank 0, reports and writes files.
     """
 
-    def __init__(self, start_time: float | None = None) -> None:
-        """The command began at `start_time` (by time.perf_counter); by default it begins now."""
-        self.start_time = time.perf_counter() if start_time is None else start_time
+    def __init__(self) -> None:
+        self.start_time = time.perf_counter()  # of the command
         self.rank, self.local_rank, self.world_size = 0, 0, 1
         if dist.is_torchelastic_launched():  # by torchrun, which sets these variables
             self.rank = int(os.environ["RANK"])
             self.local_rank = int(os.environ["LOCAL_RANK"])
             self.world_size = int(os.environ["WORLD_SIZE"])
         self.is_main = self.rank == 0
-        self.keep_alive: list[nn.Module] = []
 
     def __enter__(self) -> "Processes":
         if self.world_size > 1:
@@ -76,20 +72,18 @@ class Processes:
         rows = batch_size // self.world_size
         return slice(self.rank * rows, (self.rank + 1) * rows)
 
-    def wrap(self, model: nn.Module) -> nn.Module:
-        """`model` for training: the backward pass averages the gradients over all processes.
-
-        While `require_backward_grad_sync` is False, as for all parts of a batch but the last, each
-        process only adds up its own. (With one process, the attribute does nothing.) A parameter
-        that the loss does not depend on is an error.
-        """
+    def average_gradients(self, model: nn.Module) -> None:
+        """Each gradient becomes its mean over all processes; buffers become the main one's."""
         if self.world_size == 1:
-            return model
-        # bucket_cap_mb as by default, but also for the first bucket: a small network needs one
-        # exchange, not two. That makes its steps 4 % faster.
-        wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True, bucket_cap_mb=25)
-        self.keep_alive.append(wrapped)  # freed before the process group ends, it can deadlock
-        return wrapped
+            return
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        means = torch.cat([gradient.flatten() for gradient in gradients]) / self.world_size
+        dist.all_reduce(means)  # all at once: a small network waits for the exchange, not the bytes
+        sizes = [gradient.numel() for gradient in gradients]
+        for gradient, mean in zip(gradients, means.split(sizes), strict=True):
+            gradient.copy_(mean.view_as(gradient))
+        for buffer in model.buffers():
+            dist.broadcast(buffer, 0)
 
     def broadcast(self, value: T) -> T:
         """The main process's value, on each."""

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from configs.settings import GPTConfig
-from model import checkpoint
-from model.checkpoint import Checkpoint
-from model.network import make_network
+from model.networks import make_network
+from model.run import checkpoint
+from model.run.checkpoint import Checkpoint
 
 # Parts of nanoGPT's parameter names, and of ours.
 NAMES = {
@@ -43,7 +43,9 @@ def load_nanogpt(ckpt_path: Path, meta_path: Path) -> Checkpoint:
     config = {"network": "gpt"} | {name: saved["model_args"][name] for name in SIZES}
     weights, step = convert(saved["model"]), saved["iter_num"]
     loaded = Checkpoint(config=config, vocab=vocab, model=weights, step=step)
-    checkpoint.restore(loaded, make_network(GPTConfig(**config), len(vocab)))  # checks the shapes
+    checkpoint.load_weights(
+        loaded, make_network(GPTConfig(**config), len(vocab))
+    )  # checks the shapes
     return loaded
 
 

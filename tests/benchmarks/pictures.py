@@ -19,10 +19,10 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Arc, FancyBboxPatch, Rectangle
 from torch import Tensor
 
-from model import checkpoint
 from model.inspect.record import record_attention
 from model.networks.quill import TokenShift
 from model.optim import orthogonalize
+from model.run import checkpoint
 from tests.benchmarks.chart import COLORS, GRAY, NO_DATE, STYLE, draw_svg, read_losses
 
 CELL = 0.5  # inches

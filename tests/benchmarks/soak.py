@@ -20,10 +20,9 @@ from statistics import median_high
 import numpy as np
 
 import train
-from configs.flags import UserError
-from model import checkpoint
-from model.inspect import report
-from model.network import network_names
+from model.networks import network_names
+from model.run import checkpoint, report
+from model.system.errors import UserError
 from tests.benchmarks.peer import ROOT, arguments, machine
 from tests.conftest import LINES, TINY
 from tests.test_guarantees import FUZZ, assert_intact, flip
@@ -41,7 +40,7 @@ import os, sys, time
 fsync = os.fsync
 os.fsync = lambda file: (time.sleep(0.003), fsync(file))
 import train
-from model.inspect import report
+from model.run import report
 report.SAMPLE_CHARS = 6
 sys.exit(train.main())
 """

@@ -40,8 +40,8 @@ from torch import Tensor
 
 from data.corpus import Corpus, open_corpus
 from data.shakespeare import tiny_shakespeare
-from model import checkpoint
-from model.checkpoint import Checkpoint
+from model.run import checkpoint
+from model.run.checkpoint import Checkpoint
 from model.system.device import choose_dtype
 from tests.benchmarks.chart import COLORS, GRAY, NO_DATE, STYLE, draw_svg, read_losses
 from tests.benchmarks.convert import load_nanogpt

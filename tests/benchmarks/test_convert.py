@@ -9,10 +9,10 @@ from torch import Tensor
 
 import sample
 import train
-from configs.flags import UserError
 from configs.settings import GPTConfig
-from model import checkpoint
-from model.network import make_network
+from model.networks import make_network
+from model.run import checkpoint
+from model.system.errors import UserError
 from tests.benchmarks import convert
 from tests.conftest import LINES
 
@@ -88,7 +88,7 @@ def test_converted_checkpoint_gives_the_logits_of_nanogpt(elsewhere, bias):
     saved = checkpoint.load("out.pt")
     assert (saved.vocab, saved.step) == (VOCAB, 9)
     model = make_network(GPTConfig(**saved.config), V).eval()
-    checkpoint.restore(saved, model)
+    checkpoint.load_weights(saved, model)
     ids_BT = torch.randint(V, (2, BLOCK_SIZE), generator=torch.Generator().manual_seed(0))
     double_weights = {name: weight.double() for name, weight in weights.items()}
     torch.testing.assert_close(model.double()(ids_BT), nanogpt_logits(double_weights, ids_BT))

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from configs.flags import UserError
 from data import shakespeare
 from data.reader import find_text_files, read_chunks, read_text, require_encoding
+from model.system.errors import UserError
 
 
 def test_text_files_are_joined_by_newlines_in_natural_order(tmp_path):

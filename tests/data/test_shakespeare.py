@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from configs.flags import UserError
 from data import shakespeare
+from model.system.errors import UserError
 
 TEXT = b"First Citizen:\nBefore we proceed any further, hear me speak.\n"
 

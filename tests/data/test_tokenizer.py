@@ -1,14 +1,12 @@
 """Tests of the tokenizer."""
 
-import unicodedata
-
 import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from configs.flags import UserError
 from data.tokenizer import CharTokenizer, encode
+from model.system.errors import UserError
 
 
 @given(st.text(min_size=1), st.randoms())
@@ -47,14 +45,3 @@ def test_ids_are_as_small_as_the_vocabulary_allows(count, dtype):
     ids_N, vocab, _ = encode([first, second])
     assert (len(vocab), ids_N.dtype) == (count, dtype)
     assert "".join(vocab[id_] for id_ in ids_N) == first + second
-
-
-@pytest.mark.parametrize(("of_corpus", "of_prompt"), [("NFC", "NFD"), ("NFD", "NFC")])
-def test_the_unicode_form_of_the_corpus_is_named(of_corpus, of_prompt):
-    text = "Zoë à Café"
-    tokenizer = CharTokenizer("".join(sorted(set(unicodedata.normalize(of_corpus, text)))))
-    with pytest.raises(UserError, match=f"form {of_corpus}, which the corpus has"):
-        tokenizer.encode(unicodedata.normalize(of_prompt, text))
-    with pytest.raises(UserError) as refused:
-        tokenizer.encode("ñ")
-    assert "Unicode form" not in str(refused.value)

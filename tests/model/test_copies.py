@@ -8,11 +8,11 @@ import torch
 
 import sample
 import train
-from model import checkpoint
 from model.attention import Cache
-from model.generate import uses_cache
+from model.inspect.check import uses_cache
 from model.inspect.page import attention_page
-from model.network import network_class
+from model.networks import network_class
+from model.run import checkpoint
 from tests.conftest import curve
 from tests.model.inspect.test_page import own_equation, page_data
 from tests.model.test_networks import random_gpt, random_ids

@@ -97,10 +97,10 @@ MISTAKES = {  # in the code of quill: a line, and another one that changes logit
     "none": ("import torch", "import torch"),
     "no positions": ("cache.length += ids_BT.size(1)", "pass"),
     "no keys": ("k_BHSD, v_BHSD = cache.append(self, k_BHTD, v_BHTD, window)", "pass"),
-    "no token shift": ("cache.kept[self] = padded_BTC[:, -2:]", "pass"),
+    "no token shift": ("cache.kept[self] = torch.cat((last_B2C, x_BTC), dim=1)[:, -2:]", "pass"),
     "a prompt of one character": ("x_BTC.new_zeros(B, 2, C)", "x_BTC.new_ones(B, 2, C) * (T == 1)"),
-    "single characters": ("last_B2C = cache.kept[self]", "last_B2C = cache.kept[self] * (T > 1)"),
-    "beyond the window": ("rotation_angles(cache.length, N", "rotation_angles(0, N"),
+    "single characters": ("if kept is None else kept", "if kept is None else kept * (T > 1)"),
+    "beyond the window": ("cache.length if cache", "cache.length % 12 if cache"),
 }
 
 

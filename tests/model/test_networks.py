@@ -1,6 +1,6 @@
 """Tests of every network in model/networks/, also of one of your own.
 
-They need only what model/network.py says of a network. Run those of one network with
+They need only what model/networks/__init__.py says of a network. Run those of one network with
 python -m pytest -n 0 tests/model/test_networks.py -k NAME
 """
 
@@ -21,9 +21,9 @@ from torch import nn
 import train
 from configs.settings import GPTConfig, OptimConfig
 from model.attention import Cache
-from model.network import (
+from model.inspect.check import find_mistake
+from model.networks import (
     eval_mode,
-    find_mistake,
     make_network,
     network_class,
     network_names,

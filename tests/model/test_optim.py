@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from configs.settings import GPTConfig, OptimConfig
-from model.network import make_network
+from model.networks import make_network
 from model.networks.quill import GPT
 from model.optim import Muon, make_optimizers, orthogonalize
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from configs.settings import GPTConfig
 from model.attention import attend, attend_by_equation, attend_by_kernel
-from model.network import make_network
+from model.networks import make_network
 from model.networks.gpt import Attention
 from tests.model.test_networks import random_gpt, random_ids
 

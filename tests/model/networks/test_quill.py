@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from configs.settings import GPTConfig
-from model.network import make_network
+from model.networks import make_network
 from model.networks.quill import norm
 from tests.model.test_networks import random_gpt, random_ids
 

@@ -1,31 +1,29 @@
 """Tests of the choice of device and dtype, of compilation, of seeds. GPUs are simulated."""
 
-import copy
 import os
 import random
 from unittest.mock import Mock
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
-from configs.flags import UserError
 from configs.settings import CompileConfig, DeviceConfig, GPTConfig, OptimConfig, TrainConfig
 from model.loss import training_loss
-from model.network import make_network
-from model.optim import make_optimizers, update_average
+from model.networks import make_network
+from model.optim import make_average, make_optimizers, update_average
 from model.system.device import (
     Machine,
     choose_device,
     choose_dtype,
     device_kind,
     sampling_machine,
-    seed_all,
     training_machine,
 )
+from model.system.errors import UserError
 from model.system.processes import Processes
+from model.system.seeds import seed_all
 
 CPU, CUDA, MPS = torch.device("cpu"), torch.device("cuda"), torch.device("mps")
 
@@ -260,8 +258,6 @@ def steps_of_ids(mode: str = "auto", parts: int = 1) -> TrainConfig:
         ("auto", CUDA, 2, "plain"),  # the second part would overwrite the gradients of the first
         ("auto", CPU, 1, "plain"),
         ("off", CUDA, 1, "plain"),
-        ("True", CPU, 1, "compiled"),  # as nanoGPT has it
-        ("False", CUDA, 1, "plain"),
     ],
 )
 def test_training_steps_call_the_network_as_asked_for(
@@ -269,27 +265,27 @@ def test_training_steps_call_the_network_as_asked_for(
 ):
     network, compiled = make_small(), []
     monkeypatch.setattr(torch, "compile", lambda module, **_: compiled.append(module) or module)
-    fast = Machine(kind, torch.float32).prepare(network, steps_of_ids(mode, parts))
+    machine = Machine(kind, torch.float32)
+    machine.prepare(steps_of_ids(mode, parts), network)
     assert graphs == ([network] if expected == "graph" else [])
     assert compiled == ([network] if expected == "compiled" else [])
     output = capsys.readouterr()
     assert ("compiling" in output.out) == (expected == "compiled")
     assert not output.err
-    assert torch.equal(fast(IDS_BT), network(IDS_BT))
+    assert torch.equal(machine.forward(network, IDS_BT), network(IDS_BT))
 
 
 def test_training_with_cuda_graphs_equals_training_without_them(graphs, capsys):
     def trained(mode: str) -> list[Tensor]:
         machine, model = Machine(CUDA, torch.float32), make_small(dropout=0.5)
-        average = copy.deepcopy(model).eval().requires_grad_(False)
-        fast_model, fast_average = (
-            machine.prepare(network, steps_of_ids(mode)) for network in (model, average)
-        )
+        average = make_average(model, 0.9)
+        machine.prepare(steps_of_ids(mode), model, average)
         optimizers = make_optimizers(model, OptimConfig(), torch.float32)
         for step in range(4):
             seed_all(7, step)
             x_BT, y_BT = torch.randint(5, (2, 2, 4))
-            training_loss(fast_model(x_BT), y_BT, 0.8, fast_average(x_BT)).backward()
+            logits = [machine.forward(network, x_BT) for network in (model, average)]
+            training_loss(logits[0], y_BT, 0.8, logits[1]).backward()
             clip_grad_norm_(model.parameters(), 0.1)
             for optimizer in optimizers:
                 optimizer.step()
@@ -337,23 +333,15 @@ class ReadsAValue(DrawsANumber):
 def test_without_a_cuda_graph_training_goes_on_as_if_nothing_had_been_tried(
     graphs, capsys, kind, problem
 ):
-    network = kind()
-    fast = Machine(CUDA, torch.float32).prepare(network, steps_of_ids())
+    network, machine = kind(), Machine(CUDA, torch.float32)
+    machine.prepare(steps_of_ids(), network)
     assert capsys.readouterr().err == f"warning: training without a CUDA graph: {problem}\n"
     assert network.calls == 0
     assert all(p.grad is None for p in network.parameters())
     for seed in range(2):
-        outputs = [(seed_all(seed), forward(IDS_BT))[1] for forward in (fast, network)]
+        outputs = []
+        for forward in (network, lambda ids_BT: machine.forward(network, ids_BT)):
+            seed_all(seed)
+            outputs.append(forward(IDS_BT))
         assert torch.equal(*outputs)
     assert network.calls == 4
-
-
-def test_random_numbers_are_a_function_of_the_seeds_key():
-    def draw(*key: int) -> tuple[float, ...]:
-        seed_all(*key)
-        return torch.rand(()).item(), np.random.random(), random.random()
-
-    assert draw(1, 2) == draw(1, 2)
-    keys = [(1,), (1, 0), (1, 0, 0), (1, 2), (1, 3), (2, 2), (1, 2, 1)]
-    for numbers in zip(*(draw(*key) for key in keys), strict=True):
-        assert len(set(numbers)) == len(keys)

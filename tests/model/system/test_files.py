@@ -8,14 +8,14 @@ from unittest.mock import Mock
 
 import pytest
 
-from model.system.errors import AbortError
-from model.system.files import atomic_write, new_run_dir
+from model.run.directory import new_run_dir
+from model.system.files import atomic_write
 
 
 @pytest.mark.parametrize(
     ("error", "raised"),
     [
-        (OSError(28, "Full"), AbortError),
+        (OSError(28, "Full"), OSError),
         (ValueError("a bug"), ValueError),
         (KeyboardInterrupt(), KeyboardInterrupt),
     ],
@@ -56,7 +56,7 @@ def test_a_file_that_another_program_has_open_is_replaced_later(tmp_path, monkey
     path.write_bytes(b"old")
     monkeypatch.setattr(Path, "replace", refuse)
     monkeypatch.setattr(time, "sleep", lambda _: None)
-    will_fail = pytest.raises(AbortError) if failures == 99 else contextlib.nullcontext()
+    will_fail = pytest.raises(OSError) if failures == 99 else contextlib.nullcontext()
     with will_fail, atomic_write(path) as file:
         file.write(b"new")
     assert path.read_bytes() == (b"old" if failures == 99 else b"new")

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Backend, BackendConfig
 
-from configs.flags import UserError
+from model.system.errors import UserError
 from model.system.processes import Processes
 from tests.conftest import torchrun_variables
 
@@ -36,14 +36,10 @@ def exchange(variables: dict[str, str]) -> None:
     os.environ.update(variables)
     with Processes() as processes:
         layer = torch.nn.Linear(2, 1, bias=False)
-        wrapped = processes.wrap(layer)
-        gradients = []
-        for parts in (1, 2):
-            for part in range(1, parts + 1):
-                wrapped.require_backward_grad_sync = part == parts
-                wrapped(torch.tensor([1.0, 2.0]) * processes.rank).sum().backward()
-            gradients += layer.weight.grad[0].tolist()
-            layer.zero_grad()
+        layer.register_buffer("rank", torch.tensor(float(processes.rank)))
+        layer(torch.tensor([1.0, 2.0]) * processes.rank).sum().backward()
+        processes.average_gradients(layer)
+        gradients = [*layer.weight.grad[0].tolist(), layer.rank.item()]
         number = processes.rank + 1
         values = (
             processes.sum(number),
@@ -54,14 +50,14 @@ def exchange(variables: dict[str, str]) -> None:
 
 
 def test_processes_average_gradients_and_exchange_values(forkserver):
-    """Gradients are exchanged once for all parts of a batch."""
+    """Buffers become those of the main process."""
     started = [forkserver.Process(target=exchange, args=(v,)) for v in torchrun_variables(2)]
     for process in started:
         process.start()
     for process in started:
         process.join(60)
     written = [json.loads(Path(f"{rank}.json").read_text()) for rank in range(2)]
-    assert written == [[[0.5, 1.0, 1.0, 2.0], 3, [2, -1], "from 1"]] * 2
+    assert written == [[[0.5, 1.0, 0.0], 3, [2, -1], "from 1"]] * 2
 
 
 @pytest.mark.parametrize(("kind", "has_nccl"), [(None, True), ("cuda", True), ("cuda", False)])

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from configs.flags import UserError, make_config
-from configs.settings import GPTConfig, TrainConfig
-from model.network import make_network
-from model.system.errors import AbortError, is_out_of_memory, out_of_memory_hint
+from configs.flags import make_config
+from configs.settings import TrainConfig
+from model.networks import make_network
+from model.system.errors import AbortError, UserError, is_out_of_memory
 from model.system.files import atomic_write
 
 MAGIC = b"QUILLPT8"
@@ -33,14 +33,14 @@ class Learner(NamedTuple):
     """What training changes, and what a checkpoint restores."""
 
     model: nn.Module  # what is trained
-    eval_model: nn.Module  # what is evaluated, saved and sampled: its running average, or itself
+    average: nn.Module  # what is evaluated, saved and sampled: its running average, or itself
     optimizers: Sequence[Optimizer]
     scaler: GradScaler
 
 
 @dataclass
 class RunState:
-    """How far a run is. A step is counted by train.py, all else is measured by model/run.py."""
+    """How far a run is. A step is counted by train.py, all else is measured by model/run/run.py."""
 
     step: int = 0  # optimizer steps done
     val_loss: float | None = None  # nats per character, measured at val_step
@@ -77,7 +77,7 @@ class Checkpoint(RunState):
 
 
 def save(checkpoint: Checkpoint, *paths: Path) -> None:
-    """Write the checkpoint to each path. Raises AbortError if it cannot be written."""
+    """Write the checkpoint to each path. Raises OSError if it cannot be written."""
     buffer = io.BytesIO()
     torch.save(vars(checkpoint), buffer)
     buffer.write(MAGIC)
@@ -92,42 +92,17 @@ def load(path: Path | str) -> Checkpoint:
     path = Path(path)
     problem = "is not a checkpoint of this version of Quill"
     try:
-        with out_of_memory_hint(f"{path} does not fit into memory."):
-            content = path.read_bytes()
-            signed, digest = memoryview(content)[:-32], content[-32:]
-            if signed[-len(MAGIC) :] == MAGIC and hashlib.sha256(signed).digest() == digest:
-                values = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-                return Checkpoint(**values)
-            problem += ", or it is damaged"
-            if path.name == "ckpt.pt":
-                problem += "; python -m tests.benchmarks.convert converts one of nanoGPT"
+        content = path.read_bytes()
+        signed, digest = memoryview(content)[:-32], content[-32:]
+        if signed[-len(MAGIC) :] == MAGIC and hashlib.sha256(signed).digest() == digest:
+            values = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+            return Checkpoint(**values)
+        problem += ", or it is damaged"
     except OSError as error:
         problem = f"cannot be read: {error.strerror}"
     except (pickle.UnpicklingError, TypeError) as error:
         problem += f": {error}"
-    other = {"last.pt": "best.pt", "best.pt": "last.pt"}.get(path.name)
-    if other and os.path.isfile(path.with_name(other)):
-        state = "may be intact" if path.exists() else "exists"
-        problem += f". The run's {other} {state}; name that file"
     raise UserError(f"{path} {problem}.")
-
-
-def load_to_resume(path: Path) -> Checkpoint:
-    """`load`, for a run that goes on in the directory of `path`.
-
-    The best loss is that of its best.pt: a run may be killed between writing best.pt and last.pt.
-    If best.pt is missing, damaged or of a later step (the run goes on from a snapshot), the run
-    counts as not evaluated, and the next evaluation writes best.pt.
-    """
-    checkpoint, best = load(path), Checkpoint()
-    with contextlib.suppress(UserError):
-        best = load(path.with_name("best.pt"))
-    if best.step > checkpoint.step:
-        best = Checkpoint()
-    checkpoint.best_val_loss, checkpoint.best_step = best.best_val_loss, best.best_step
-    if best.step == checkpoint.step or best.best_step is None:
-        checkpoint.val_loss, checkpoint.val_step = best.val_loss, best.val_step
-    return checkpoint
 
 
 def resolve(name: str | None, which: str) -> Path:
@@ -152,8 +127,8 @@ def capture(
 
     Raises AbortError if a parameter or optimizer state is not finite: it is never saved.
     """
-    model, eval_model, optimizers, scaler = learner
-    weights = [*model.parameters(), *eval_model.parameters()]
+    model, average, optimizers, scaler = learner
+    weights = [*model.parameters(), *average.parameters()]
     kept = [values for optimizer in optimizers for values in optimizer.state.values()]
     tensors = [value for values in kept for value in values.values() if torch.is_tensor(value)]
     if not all(tensor.isfinite().all() for tensor in [*weights, *tensors]):
@@ -166,36 +141,48 @@ def capture(
         config=config,
         vocab=vocab,
         data_sha256=data_sha256,
-        model=eval_model.state_dict(),
-        trained={} if eval_model is model else model.state_dict(),
+        model=average.state_dict(),
+        trained={} if average is model else model.state_dict(),
         optimizers=[optimizer.state_dict() for optimizer in optimizers],
         scaler=scaler.state_dict(),
     )
 
 
-def restore_run(checkpoint: Checkpoint, learner: Learner) -> RunState:
-    """The reverse of `capture`. Raises UserError, with PyTorch's message, if it does not fit."""
-    model, eval_model, optimizers, scaler = learner
-    restore(checkpoint, eval_model)
-    with code_errors(checkpoint, model):
+def restore(checkpoint: Checkpoint, learner: Learner, resumes: bool) -> RunState:
+    """The reverse of `capture`. If no run `resumes`, only weights, if there are any.
+
+    Raises UserError, with PyTorch's message, if it does not fit.
+    """
+    model, average, optimizers, scaler = learner
+    if checkpoint.model:
+        load_weights(checkpoint, average)
+    if not resumes:
+        model.load_state_dict(average.state_dict())
+        return RunState()
+    with code_errors():
         model.load_state_dict(checkpoint.trained or checkpoint.model)
-        if len(optimizers) != (count := len(checkpoint.optimizers)):
-            raise ValueError(f"it has {count} optimizers, the code {len(optimizers)}")
-        for optimizer, state in zip(optimizers, checkpoint.optimizers, strict=True):
-            _restore_optimizer(optimizer, state)
+        for optimizer, saved in zip(optimizers, checkpoint.optimizers, strict=True):
+            # PyTorch matches by position: reordered layers would swap their states.
+            names, saved_names = (
+                [group["param_names"] for group in groups]
+                for groups in (optimizer.param_groups, saved["param_groups"])
+            )
+            if names != saved_names:
+                raise ValueError(f"{type(optimizer).__name__} was saved for other parameters")
+            optimizer.load_state_dict(saved)
         if checkpoint.scaler:
             scaler.load_state_dict(checkpoint.scaler)
     return RunState(**{f.name: getattr(checkpoint, f.name) for f in fields(RunState)})
 
 
-def restore(checkpoint: Checkpoint, model: nn.Module) -> None:
-    """Only the weights that are used: those of the average, if there is one.
+def load_weights(checkpoint: Checkpoint, model: nn.Module) -> None:
+    """Those that are used: of the average, if there is one.
 
     The vocabulary of the model may be larger, if it begins with that of the checkpoint: embeddings
-    and logits of new characters stay as they are. Raises UserError as `restore_run` does.
+    and logits of new characters stay as they are. Raises UserError as `restore` does.
     """
     weights, sizes = dict(checkpoint.model), (len(checkpoint.vocab), model.vocab_size)
-    with code_errors(checkpoint, model):
+    with code_errors():
         for name, fresh in model.state_dict().items():
             old = weights.get(name)
             if torch.is_tensor(old) and (*old.shape[:1], *fresh.shape[:1]) == sizes:
@@ -204,39 +191,19 @@ def restore(checkpoint: Checkpoint, model: nn.Module) -> None:
 
 
 def load_model(checkpoint: Checkpoint) -> nn.Module:
-    """The trained network, on the CPU, in eval mode. Raises UserError as `restore_run` does."""
+    """The trained network, on the CPU, in eval mode. Raises UserError as `restore` does."""
     config = make_config(TrainConfig, checkpoint.config)
     model = make_network(config, len(checkpoint.vocab))
-    restore(checkpoint, model)
+    load_weights(checkpoint, model)
     return model.eval()
 
 
 @contextlib.contextmanager
-def code_errors(checkpoint: Checkpoint, model: nn.Module) -> Iterator[None]:
+def code_errors() -> Iterator[None]:
     """Turn PyTorch's error about weights of another shape or name into a UserError."""
     try:
         yield
     except (RuntimeError, ValueError) as error:
         if is_out_of_memory(error):
             raise
-        differ = []
-        for name in (f.name for f in fields(GPTConfig) if f.name not in ("n_head", "dropout")):
-            ours, theirs = getattr(model.config, name), checkpoint.config.get(name)
-            if theirs not in (ours, None):
-                differ.append(f"{name} {ours} (there {theirs})")
-        hint = f" These settings differ from the checkpoint's: {', '.join(differ)}."
-        raise UserError(
-            f"the checkpoint does not fit the code in model/: {error}{hint if differ else ''}"
-        ) from None
-
-
-def _restore_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Load the state after checks that PyTorch's optimizers do not make.
-
-    They match parameters by position: without a check of the names, reordered layers would swap
-    their states.
-    """
-    for group, saved in zip(optimizer.param_groups, state["param_groups"], strict=True):
-        if group.keys() != saved.keys() or group.get("param_names") != saved.get("param_names"):
-            raise ValueError(f"{type(optimizer).__name__} was saved for other parameters")
-    optimizer.load_state_dict(state)
+        raise UserError(f"the checkpoint does not fit the code in model/: {error}") from None

@@ -1,7 +1,4 @@
-"""What a training run tells a person: its header, evaluations, samples, attention maps, result.
-
-A corpus is an argument, as data/corpus.py makes it; model/ does not import data/.
-"""
+"""What a training run tells a person: its header, evaluations, samples, attention maps, result."""
 
 import math
 import sys
@@ -14,13 +11,15 @@ import torch
 from torch import nn
 
 from configs.settings import TrainConfig, count_heads
-from model.checkpoint import RunState
+from data.corpus import Corpus
 from model.generate import GenerationConfig, first_character, stream
+from model.inspect.check import find_mistake
 from model.inspect.maps import MAP_CHARS, draw_weights
 from model.inspect.record import record_attention
-from model.network import count_parameters, eval_mode, find_mistake
+from model.networks import count_parameters, eval_mode
+from model.run.checkpoint import RunState
+from model.run.logger import Logger
 from model.system.device import Machine
-from model.system.logger import Logger
 from model.system.terminal import print_line, quote
 
 SAMPLE_CHARS = 150  # written after each evaluation
@@ -28,7 +27,7 @@ MAX_MAPS = 64  # pictures of heads after each evaluation
 
 
 def print_header(
-    config: TrainConfig, corpus: Any, machine: Machine, model: nn.Module, run_dir: Path
+    config: TrainConfig, corpus: Corpus, machine: Machine, model: nn.Module, run_dir: Path
 ) -> None:
     """What is trained, on what, how, and where the results go."""
     epochs = config.max_iters * config.batch_size * config.block_size / corpus.train_chars
@@ -76,27 +75,12 @@ def warn_of_mistake(config: TrainConfig, vocab_size: int) -> None:
         print_line(f"warning: the network {config.network} {mistake}.", sys.stderr)
 
 
-def warn_of_little_time(eval_seconds: float, left: float) -> None:
-    """Warn that --minutes leaves no time for more than a step and the last evaluation."""
-    print_line(
-        f"warning: an evaluation takes about {eval_seconds:.1f} s, but --minutes leaves "
-        f"{max(left, 0):.1f} s, so the run makes one step. Use more --minutes or a smaller "
-        "--val_fraction.",
-        sys.stderr,
-    )
-
-
-def write_sample(model: nn.Module, corpus: Any) -> str:
-    """A text that the model writes."""
+def log_sample(logger: Logger, model: nn.Module, corpus: Corpus, step: int) -> None:
+    """A text that the model writes, for TensorBoard and on a terminal."""
     vocab = corpus.tokenizer.vocab
     prompt = corpus.tokenizer.encode(first_character(vocab)).tolist()
     config = GenerationConfig(max_new_tokens=SAMPLE_CHARS)
-    return "".join(piece for _, piece in stream(model, vocab, prompt, config))
-
-
-def log_sample(logger: Logger, model: nn.Module, corpus: Any, step: int) -> None:
-    """A text that the model writes, for TensorBoard and on a terminal."""
-    sample = write_sample(model, corpus)
+    sample = "".join(piece for _, piece in stream(model, vocab, prompt, config))
     # Indented, it is code in Markdown, which TensorBoard shows as it is.
     logger.add_text("sample", step, indent(sample, "    ", lambda line: True))
     if sys.stdout.isatty():
@@ -104,7 +88,7 @@ def log_sample(logger: Logger, model: nn.Module, corpus: Any, step: int) -> None
 
 
 @torch.no_grad()
-def log_maps(logger: Logger, model: nn.Module, corpus: Any, step: int) -> None:
+def log_maps(logger: Logger, model: nn.Module, corpus: Corpus, step: int) -> None:
     """What each head looks at in the first characters of the validation text."""
     length = min(model.config.block_size, MAP_CHARS)
     x_BT, _ = corpus.gather_examples(np.array([corpus.train_chars]), length)
@@ -121,7 +105,7 @@ def log_maps(logger: Logger, model: nn.Module, corpus: Any, step: int) -> None:
 
 
 def summarize(
-    state: RunState, seconds: float, corpus: Any, machine: Machine, model: nn.Module
+    state: RunState, seconds: float, corpus: Corpus, machine: Machine, model: nn.Module
 ) -> dict[str, Any]:
     """What summary.json holds. The run has taken `seconds`."""
     best = state.best_val_loss
@@ -144,17 +128,9 @@ def summarize(
 
 
 def print_result(
-    state: RunState,
-    config: TrainConfig,
-    corpus: Any,
-    run_dir: Path,
-    stopped: int,
-    first_step: int,
+    state: RunState, config: TrainConfig, corpus: Corpus, run_dir: Path, stopped: int
 ) -> None:
-    """What came of the run, which a signal may have stopped, and the commands to go on with.
-
-    `first_step` is that at which this command began.
-    """
+    """What came of the run, which a signal may have stopped, and the commands to go on with."""
     best, more, lines = state.best_val_loss, "", []
     guess = math.log(len(corpus.tokenizer.vocab))  # the loss if all characters are as likely
     if best is not None:
@@ -176,10 +152,6 @@ def print_result(
     if stopped:
         lines.append(f"stopped at step {state.step:,} by a signal; the checkpoint is saved")
     else:
-        if state.step == first_step:
-            done = state.step >= config.max_iters
-            limit = f"max_iters {config.max_iters}" if done else f"minutes {config.minutes:g}"
-            lines.append(f"        Nothing was trained: the run had reached --{limit}")
         if config.minutes:  # they count from the start of the run
             more += f" --minutes {max(2 * config.minutes, state.seconds / 30):.3g}"
         more += f" --max_iters {2 * state.step}" if state.step >= config.max_iters else ""

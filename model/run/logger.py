@@ -1,33 +1,20 @@
 """Where a training run writes: TensorBoard's event files, the progress bar, summary.json.
 
-What is written for a person is in model/inspect/report.py.
+What is written for a person is in model/run/report.py.
 """
 
 import json
 import threading
-from collections.abc import Callable
-from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch.utils.tensorboard import SummaryWriter
-from torch.utils.tensorboard.summary import hparams
 from tqdm import tqdm
 
-from model.system.errors import disk_errors
+from configs.settings import TrainConfig
+from model.run.checkpoint import RunState
 from model.system.files import atomic_write
-
-
-def writes(method: Callable[..., None]) -> Callable[..., None]:
-    """Decorator of a method that writes to the run's directory: a full disk ends the run."""
-
-    @wraps(method)
-    def wrapper(self: "Logger", *args: Any) -> None:
-        with disk_errors(self.run_dir):
-            method(self, *args)
-
-    return wrapper
 
 
 class Logger:
@@ -37,31 +24,20 @@ class Logger:
     curves; TensorBoard groups tags by what stands before their first slash. Close it at the end.
     """
 
-    def __init__(
-        self, run_dir: Path, config: dict[str, Any], step: int, is_evaluated: bool
-    ) -> None:
-        """The run begins, or goes on, at `step`, whose evaluation may be in the curve already."""
+    def __init__(self, run_dir: Path, config: TrainConfig, state: RunState) -> None:
+        """The run begins, or goes on, at `state.step`."""
         self.run_dir = run_dir
         threading.excepthook = _ignore_disk_errors
-        with disk_errors(run_dir):
-            for leftover in run_dir.glob(f"*.{'[0-9a-f]' * 32}.tmp"):
-                leftover.unlink()  # of a killed process, see atomic_write
-            # What a killed run logged after its last checkpoint is dropped: from these steps on.
-            first_steps = {"train": step, "val": step + is_evaluated}
-            self.writers = {
-                split: SummaryWriter(str(run_dir / split), purge_step=first)
-                for split, first in first_steps.items()
-            }
-            # In the HParams tab: the config, and the curve of this tag (0.0 is a placeholder).
-            # Each run has each key: TensorBoard shows those of the first run.
-            values = {key: str(v) if isinstance(v, tuple) else v for key, v in config.items()}
-            values = {key: "" if value is None else value for key, value in values.items()}
-            for summary in hparams(values, {"loss_best": 0.0}):
-                self.writers["val"].file_writer.add_summary(summary)
-        # disable=None: no bar unless on a terminal
-        self.bar = tqdm(
-            total=config["max_iters"], initial=step, unit="step", dynamic_ncols=True, disable=None
-        )
+        for leftover in run_dir.glob(f"*.{'[0-9a-f]' * 32}.tmp"):
+            leftover.unlink()  # of a killed process, see atomic_write
+        # What a killed run logged after its last checkpoint is dropped: from these steps on.
+        first_steps = {"train": state.step, "val": state.step + (state.val_step == state.step)}
+        self.writers = {
+            split: SummaryWriter(str(run_dir / split), purge_step=first)
+            for split, first in first_steps.items()
+        }
+        bar = {"total": config.max_iters, "initial": state.step, "unit": "step"}
+        self.bar = tqdm(**bar, dynamic_ncols=True, disable=None)  # None: only on a terminal
 
     def show_progress(self, step: int, progress: float) -> None:
         """Move the bar. The total is the number of steps that are expected."""
@@ -73,23 +49,19 @@ class Logger:
         """Write the training loss beside the bar, which shows it when it moves."""
         self.bar.set_postfix_str(f"loss {loss:.3f}", refresh=False)
 
-    @writes
     def add_scalars(self, split: str, step: int, values: dict[str, float]) -> None:
         """A point of the curve of each tag."""
         for tag, value in values.items():
             self.writers[split].add_scalar(tag, value, step)
 
-    @writes
     def add_text(self, tag: str, step: int, text: str) -> None:
         """A text, shown as Markdown."""
         self.writers["val"].add_text(tag, text, step)
 
-    @writes
     def add_image(self, tag: str, step: int, image_HWC: np.ndarray) -> None:
         """An RGB image."""
         self.writers["val"].add_image(tag, image_HWC, step, dataformats="HWC")
 
-    @writes
     def flush(self) -> None:
         """Write all that was logged."""
         for writer in self.writers.values():
@@ -101,7 +73,6 @@ class Logger:
         with atomic_write(self.run_dir / "summary.json") as file:
             file.write(json.dumps(summary, indent=2).encode() + b"\n")
 
-    @writes
     def close(self) -> None:
         """Close the progress bar and write all that was logged."""
         self.bar.close()

@@ -1,0 +1,164 @@
+"""What a training run does beside training: evaluations, saving, logs, its end.
+
+The loop is in train.py.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from configs.flags import to_dict, to_toml
+from configs.settings import TrainConfig
+from data.corpus import Corpus
+from model.loss import evaluate
+from model.run import checkpoint, report
+from model.run.checkpoint import Learner, RunState
+from model.run.clock import Clock
+from model.run.logger import Logger
+from model.system.device import Machine
+from model.system.errors import require_finite
+from model.system.files import atomic_write
+from model.system.signals import catch_signals
+
+SAVE_SECONDS = 600  # last.pt is saved at least so often
+CONFIG_HEAD = """\
+# python train.py THIS_FILE trains the same again. --resume reads last.pt instead of this file: what
+# it may change are flags.
+
+"""
+
+
+@dataclass
+class Run:
+    """What a run does between its training steps: evaluate, save, log, end.
+
+    Each process has one; that of the main process writes and prints. `update`, `evaluate` and `log`
+    exchange values, so all processes call them together.
+    """
+
+    config: TrainConfig
+    state: RunState
+    learner: Learner
+    run_dir: Path
+    corpus: Corpus
+    machine: Machine
+    clock: Clock
+    signals: Sequence[int]  # those received so far
+    logger: Logger | None  # only the main process has one
+    progress: float = 0.0  # how much of the run is done, up to 1
+    signal: int = 0  # the number of the signal that ends the run
+
+    def update(self) -> None:
+        """Look at the clock and for signals: the same in all processes."""
+        self.clock.update()
+        received = max(self.signals, default=0)
+        self.progress, signal = self.machine.processes.max(self.clock.progress, received)
+        self.signal = int(signal)
+        if self.logger:
+            self.logger.show_progress(self.state.step, self.progress)
+
+    def is_over(self) -> bool:
+        """Whether max_iters, --minutes or a signal ends the run before the next step."""
+        return self.progress >= 1 or self.signal > 0
+
+    def evaluation_is_due(self) -> bool:
+        """Whether this step ends an interval, or the run, and is not evaluated yet."""
+        step = self.state.step
+        is_boundary = self.progress >= 1 or (step > 0 and step % self.config.eval_interval == 0)
+        return is_boundary and step != self.state.val_step and not self.signal
+
+    def evaluate(self) -> None:
+        """Measure the validation loss, report it with a sample and attention maps, save."""
+        state, average = self.state, self.learner.average
+        self.machine.synchronize()  # a GPU may have steps to do
+        start_time = time.perf_counter()
+        state.chars_per_second = self.clock.chars_per_second()
+        chars = self.machine.eval_batch_chars(average.vocab_size)
+        batches = self.corpus.eval_batches(self.config.block_size, chars, self.machine.processes)
+        val_loss = evaluate(average, batches, self.machine)
+        require_finite("validation loss", val_loss, state.step)
+        is_best = state.record_evaluation(val_loss)
+        if self.logger:
+            report.log_evaluation(self.logger, state)
+            report.log_sample(self.logger, average, self.corpus, state.step)
+            report.log_maps(self.logger, average, self.corpus, state.step)
+        self.save(is_best)
+        self.clock.end_evaluation(start_time)
+        if self.progress < 1:  # a complete run does not end because of a signal
+            self.update()
+
+    def log(self, loss: Tensor, grad_norm: Tensor, lr: float) -> None:
+        """Add a point to the training curves. Reading a value waits for the device."""
+        processes = self.machine.processes
+        mean_loss = processes.sum(loss.item()) / processes.world_size
+        require_finite("training loss", mean_loss, self.state.step)
+        if not self.learner.scaler.is_enabled():  # in float16 it may overflow
+            require_finite("gradient norm", grad_norm.item(), self.state.step)
+        if self.logger:
+            optimizer = {"optimizer/learning_rate": lr, "optimizer/grad_norm": grad_norm.item()}
+            self.logger.add_scalars("train", self.state.step, {"loss": mean_loss} | optimizer)
+            self.logger.show_loss(mean_loss)
+
+    def save_if_due(self) -> None:
+        """Write last.pt every ten minutes."""
+        if self.clock.seconds() - self.state.seconds > SAVE_SECONDS:
+            self.save()
+
+    def save(self, is_best: bool = False) -> None:
+        """Write last.pt; if this is the best model so far, before it best.pt."""
+        self.state.seconds = self.clock.seconds()
+        if self.logger:
+            saved = checkpoint.capture(
+                self.learner,
+                self.state,
+                config=to_dict(self.config),
+                vocab=self.corpus.tokenizer.vocab,
+                data_sha256=self.corpus.sha256,
+            )
+            self.logger.flush()  # first: a resumed run does not log these steps again
+            names = ("best.pt", "last.pt") if is_best else ("last.pt",)
+            checkpoint.save(saved, *(self.run_dir / name for name in names))
+
+    def finish(self) -> None:
+        """Save what a signal has stopped; write and print what came of the run."""
+        if self.signal:
+            self.save()
+        if self.logger:
+            state, corpus, seconds = self.state, self.corpus, self.clock.seconds()
+            summary = report.summarize(state, seconds, corpus, self.machine, self.learner.model)
+            self.logger.write_summary(summary)
+            report.print_result(state, self.config, corpus, self.run_dir, self.signal)
+
+
+@contextmanager
+def start_run(
+    config: TrainConfig,
+    state: RunState,
+    learner: Learner,
+    run_dir: Path,
+    corpus: Corpus,
+    machine: Machine,
+) -> Iterator[Run]:
+    """A run that begins, or goes on, at `state.step`.
+
+    Inside, it can be resumed, and a signal ends it once it is saved.
+    """
+    is_main = machine.processes.is_main
+    with (
+        catch_signals() as signals,
+        closing(Logger(run_dir, config, state)) if is_main else nullcontext() as logger,
+    ):
+        if logger:
+            with atomic_write(run_dir / "config.toml") as file:
+                file.write((CONFIG_HEAD + to_toml(config)).encode())
+            if state.step == 0:
+                report.warn_of_mistake(config, len(corpus.tokenizer.vocab))
+        clock = Clock(config, state, corpus.eval_chars(config.block_size), machine.processes)
+        run = Run(config, state, learner, run_dir, corpus, machine, clock, signals, logger)
+        run.save()
+        run.update()
+        yield run

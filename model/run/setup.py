@@ -1,0 +1,175 @@
+"""What a command asks for: the checkpoint that it begins with, its settings, text and machine.
+
+The recipe (configs/recipe.py) chooses the settings that no flag gives.
+"""
+
+import time
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from configs.command import Command
+from configs.flags import make_config
+from configs.recipe import DEFAULT_FLOPS, Budget, block_parameters, recipe, step_flops
+from configs.settings import GPTConfig, TrainConfig, count_heads
+from data.corpus import Corpus, open_corpus
+from data.reader import is_stream
+from model.loss import cross_entropy
+from model.networks import make_network, network_class, require_consistent
+from model.optim import make_optimizers
+from model.run import checkpoint
+from model.run.checkpoint import Checkpoint
+from model.system.device import Machine, device_kind, training_machine
+from model.system.errors import UserError
+from model.system.processes import Processes
+from model.system.terminal import quote
+
+# --init_from cannot change these: the weights would not fit, or would mean something else.
+FIXED = ("network", "n_layer", "n_head", "n_embd", "bias")
+
+
+def load_saved(command: Command) -> Checkpoint:
+    """The checkpoint of --resume or --init_from, or an empty one."""
+    if command.resume is not None:
+        saved = checkpoint.load(checkpoint.resolve(command.resume, "last"))
+        max_iters = command.given.get("max_iters", saved.config["max_iters"])
+        if max_iters < saved.step:
+            raise UserError(f"max_iters is {max_iters}, but the run has made {saved.step} steps.")
+        return saved
+    if "init_from" in command.given:
+        return checkpoint.load(checkpoint.resolve(command.given["init_from"], "best"))
+    return Checkpoint()
+
+
+def set_up(
+    command: Command, saved: Checkpoint, processes: Processes
+) -> tuple[TrainConfig, Corpus, Machine]:
+    """The settings, the text, the machine. Raises UserError if they do not fit together.
+
+    `saved` is the checkpoint of --resume or --init_from, or empty.
+    """
+    config = merge_settings(command, saved.config)
+    network_class(config.network)  # an unknown name is refused before the text is read
+    machine = training_machine(config, processes)
+    if processes.world_size > 1 and any(map(is_stream, config.data or ())):
+        raise UserError("several processes cannot read the same stream. Name files with --data.")
+    corpus = open_corpus(config, saved.vocab)
+    require_same_text(command, saved, corpus)
+    corpus.require_length(config.block_size)
+    if command.uses_recipe:
+        chosen = choose_settings(config, saved, corpus, machine)
+        config = merge_settings(command, saved.config, chosen)
+    require_consistent(config)
+    if config.min_lr > config.learning_rate:
+        raise UserError(
+            f"min_lr is {config.min_lr:g}, above learning_rate, which is {config.learning_rate:g}."
+        )
+    return config, corpus, machine
+
+
+def merge_settings(
+    command: Command, saved: dict[str, Any], chosen: dict[str, Any] | None = None
+) -> TrainConfig:
+    """The settings: what is given, over those of a checkpoint, over what the recipe has chosen.
+
+    `saved` is the config of the checkpoint. For --resume all its keys count, for --init_from those
+    of the network, except dropout. out_dir is left out: a run may be moved. Raises UserError if a
+    key in FIXED is given differently.
+    """
+    given, inherited = dict(command.given), saved
+    given.pop("out_dir", None)
+    if command.resume is not None:
+        if "-" in saved.get("data", ()) and "data" not in given:
+            raise UserError(
+                "the text of this run came from standard input. Name a file with the same text: "
+                "--data FILE."
+            )
+    elif saved:
+        base = make_config(TrainConfig, saved)
+        base = replace(base, n_head=count_heads(base))
+        if given.get("n_head") == 0:  # as in a config.toml: that of the weights
+            del given["n_head"]
+        for name in FIXED:
+            if given.get(name, getattr(base, name)) != getattr(base, name):
+                raise UserError(
+                    f"{name} is {given[name]}, but {given['init_from']} has {getattr(base, name)}, "
+                    f"which cannot be changed. Leave {name} out of the flags and the preset."
+                )
+        names = [f.name for f in fields(GPTConfig) if f.name != "dropout"]
+        inherited = {name: getattr(base, name) for name in names}
+    return make_config(TrainConfig, (chosen or {}) | inherited | given)
+
+
+def require_same_text(command: Command, saved: Checkpoint, corpus: Corpus) -> None:
+    """Raise UserError if a resumed run has another text, or a new one validates on what it knows.
+
+    `saved` is the checkpoint that it begins with.
+    """
+    is_same = saved.data_sha256 == corpus.sha256
+    if command.resume is not None and not is_same:
+        raise UserError(
+            f"{corpus.name} is not the text of this run. For another text, start a new run with "
+            f"--init_from {quote(Path(command.resume))}; for a changed version of the same text, "
+            "start one without: these weights may know its validation text."
+        )
+    theirs = make_config(TrainConfig, saved.config)
+    split = (theirs.val_fraction, theirs.val_split)
+    if command.resume is None and is_same and split != (corpus.val_fraction, corpus.val_split):
+        raise UserError(
+            f"{command.given['init_from']} was trained on this text, but with other validation "
+            f"text. Use the same: --val_fraction {split[0]} --val_split {split[1]}."
+        )
+
+
+def choose_settings(
+    config: TrainConfig, saved: Checkpoint, corpus: Corpus, machine: Machine
+) -> dict[str, Any]:
+    """What the recipe says for this text, machine and time, and for the weights to start with."""
+    kind = device_kind(machine.device)
+    budget = Budget(
+        train_chars=int(len(corpus.ids_N) * (1 - config.val_fraction)),  # for every val_split
+        flops=DEFAULT_FLOPS[kind],
+        minutes=config.minutes,
+        device=kind,
+    )
+    if saved.model:
+        weights = (x for name, x in saved.model.items() if name.startswith("blocks."))
+        parameters = max(1, sum(x.numel() for x in weights))
+        block_size = saved.config["block_size"]
+        budget = replace(budget, parameters=parameters, block_size=block_size)
+    if config.minutes:
+        speed = measure_speed(machine, len(corpus.tokenizer.vocab))
+        [seconds] = machine.processes.max(machine.processes.seconds())
+        budget = replace(budget, flops=speed * max(60 * config.minutes - seconds, 0.0))
+    return recipe(budget)
+
+
+def measure_speed(machine: Machine, vocab_size: int) -> float:
+    """Roughly, the floating-point operations per second of the default network.
+
+    It takes two to ten training steps, and about a second.
+    """
+    kind, processes = device_kind(machine.device), machine.processes
+    config = make_config(TrainConfig, recipe(Budget(flops=DEFAULT_FLOPS[kind], device=kind)))
+    model = make_network(config, vocab_size).to(machine.device)
+    optimizers = make_optimizers(model, config, muon_dtype=machine.dtype)
+    x_BT = torch.randint(vocab_size, (config.batch_size, config.block_size), device=machine.device)
+    machine = replace(machine, fast={})
+    machine.prepare(config, model)
+    seconds: list[float] = []
+    while len(seconds) < 2 or (len(seconds) < 10 and sum(seconds) < 1):
+        step_start = time.perf_counter()
+        loss = cross_entropy(machine.forward(model, x_BT), x_BT)
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        model.zero_grad()
+        machine.synchronize()
+        seconds.append(time.perf_counter() - step_start)
+    parameters = block_parameters(config.n_layer, config.n_embd)
+    flops = step_flops(parameters, config.batch_size * config.block_size)
+    [step_seconds] = processes.max(float(np.median(seconds)))
+    return processes.world_size * flops / step_seconds

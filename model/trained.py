@@ -1,0 +1,80 @@
+"""A trained model for Python, and for sample.py: it writes, measures a loss, predicts.
+
+Shapes: N characters of a text, B windows of it, T time, V vocabulary.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from configs.settings import DeviceConfig
+from data.corpus import cut_windows
+from data.tokenizer import CharTokenizer
+from model.generate import GenerationConfig, first_character, stream
+from model.inspect.page import attention_page
+from model.loss import evaluate
+from model.networks import count_parameters
+from model.run import checkpoint
+from model.system.device import sampling_machine
+
+
+class TrainedModel:
+    """A network in eval mode, with its vocabulary and the machine that it is on.
+
+    A text may have characters of the vocabulary only; for others, a UserError names them.
+    """
+
+    def __init__(self, path: Path, device: str = "auto", dtype: str = "auto", texts: int = 1):
+        """The network of a checkpoint, to write so many texts at once."""
+        saved, self.path = checkpoint.load(path), path
+        self.network, self.vocab = checkpoint.load_model(saved), saved.vocab
+        self.tokenizer = CharTokenizer(saved.vocab)
+        config = DeviceConfig(device, dtype)
+        self.machine = sampling_machine(config, count_parameters(self.network), texts)
+        self.network.to(self.machine.device)
+        self.about = f"{path}, step {saved.step}, on {self.machine.device}"
+
+    def write(self, prompt: str = "", length: int = 500, stop: str = "", **settings) -> str:
+        """The prompt and so many characters more, or fewer, until `stop`.
+
+        `settings` are those of GenerationConfig: temperature, top_k, top_p, seed.
+        """
+        config = GenerationConfig(max_new_tokens=length, **settings)
+        return prompt + "".join(piece for _, piece in self.stream(prompt, config, stop))
+
+    def stream(
+        self, prompt: str, config: GenerationConfig, stop: str = ""
+    ) -> Iterator[tuple[int, str]]:
+        """(0, character) while the texts are written, then (i, text) for all but the first."""
+        ids = self.tokenizer.encode(prompt or first_character(self.vocab), "the prompt").tolist()
+        with torch.inference_mode(), self.machine.autocast():
+            yield from stream(self.network, self.vocab, ids, config, stop)
+
+    def loss(self, text: str) -> float:
+        """Nats per character, of all but the first, measured as in an evaluation."""
+        ids_N = torch.from_numpy(self.tokenizer.encode(text))
+        with torch.inference_mode():
+            return evaluate(self.network, self.batches(ids_N), self.machine)
+
+    def batches(self, ids_N: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """x_BT and y_BT of windows that cover a text."""
+        chars = self.machine.eval_batch_chars(len(self.vocab))
+        for starts_B, T in cut_windows(len(ids_N), self.network.config.block_size, chars):
+            positions_BT = torch.from_numpy(starts_B)[:, None] + torch.arange(T)
+            yield ids_N[positions_BT], ids_N[positions_BT + 1]
+
+    def probs(self, text: str = "") -> dict[str, float]:
+        """How probable each character is to come next, the likeliest first, at temperature 1."""
+        ids_T = self.tokenizer.encode(text or first_character(self.vocab))
+        ids_T = torch.from_numpy(ids_T[-self.network.config.block_size :]).to(self.machine.device)
+        with torch.inference_mode(), self.machine.autocast():
+            probs_V = self.network(ids_T[None])[0, -1].float().softmax(dim=-1)
+        order_V = probs_V.argsort(descending=True).tolist()
+        return {self.vocab[i]: probs_V[i].item() for i in order_V}
+
+    def attention_page(self, text: str) -> str:
+        """An HTML page: for each character of the text, where each head looked."""
+        ids = self.tokenizer.encode(text).tolist()
+        return attention_page(self.network, self.vocab, ids, self.about)
