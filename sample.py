@@ -106,7 +106,7 @@ def write_texts(model: TrainedModel, prompt: str, config: SampleConfig) -> str:
     """
     first = last = prompt
     show(prompt)
-    for i, piece in model.stream(prompt, config, config.stop):
+    for i, piece in model.generate(prompt, config, config.stop):
         if i == 0:
             show(piece)
             first = last = first + piece

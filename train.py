@@ -1,9 +1,11 @@
 """Train a character-level GPT on a text: python train.py [PRESET.toml] [--key value ...]"""
 
 import sys
+import time
 
 if sys.version_info < (3, 11):
     sys.exit(f"error: Quill needs Python 3.11 or newer; this is {sys.version.split()[0]}")
+START_TIME = time.perf_counter()  # of the program; its imports take a second or two
 
 import math
 from pathlib import Path
@@ -11,26 +13,25 @@ from pathlib import Path
 import torch
 from torch.nn.utils import clip_grad_norm_
 
-from configs.command import Command, parse_train_command
 from model.loss import cross_entropy, training_loss
 from model.networks import make_network
 from model.optim import AVERAGE_FROM, make_average, make_optimizers, update_average
 from model.run import checkpoint, report
 from model.run.checkpoint import Learner
-from model.run.directory import open_run_dir
 from model.run.run import start_run
-from model.run.setup import load_saved, set_up
+from model.run.setup import Command, load_saved, open_run_dir, parse_train_command, set_up
 from model.schedule import learning_rate
+from model.system.device import seed_all
 from model.system.errors import report_errors
 from model.system.processes import Processes
-from model.system.seeds import seed_all
 
 
 @report_errors
 def main(argv: list[str]) -> None:
     """The command line: start a run, or resume one."""
+    start_time = START_TIME if __name__ == "__main__" else time.perf_counter()
     command = parse_train_command(argv)
-    with Processes() as processes, open_run_dir(command, processes) as run_dir:
+    with Processes(start_time) as processes, open_run_dir(command, processes) as run_dir:
         signal = train(command, run_dir, processes)
     if signal:
         sys.exit(128 + signal)

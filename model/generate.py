@@ -3,7 +3,7 @@
 Shapes: B texts written side by side, T time, V vocabulary.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -15,9 +15,6 @@ from model.attention import Cache
 from model.inspect.check import uses_cache
 from model.networks import eval_mode
 from model.system.errors import AbortError
-
-# Appends token ids ids_BT, returns the next-token logits_BV.
-StepFn = Callable[[np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -74,63 +71,33 @@ def first_character(vocab: str) -> str:
     return "\n" if "\n" in vocab else vocab[0]
 
 
-def make_step_fn(model: nn.Module, batch_size: int, has_cache: bool) -> StepFn:
-    """Returns a function: append token ids ids_BT, get the next-token logits_BV.
-
-    Without a cache, each step reads the latest block_size characters again, as in training.
-    """
-    device, block_size = next(model.parameters()).device, model.config.block_size
-    cache, text_BT = Cache(), np.empty((batch_size, 0), np.int32)
-
-    @torch.no_grad()
-    def step(ids_BT: np.ndarray) -> np.ndarray:
-        nonlocal text_BT
-        if not has_cache:
-            ids_BT = text_BT = np.concatenate((text_BT, ids_BT), axis=1)[:, -block_size:]
-        # A long prompt is read in parts, which bounds the memory.
-        for part_BT in torch.from_numpy(ids_BT).long().to(device).split(block_size, dim=1):
-            logits_BTV = model(part_BT, cache) if has_cache else model(part_BT)
-        return logits_BTV[:, -1].cpu().double().numpy()  # in this order: mps has no float64
-
-    return step
-
-
-def generate(step: StepFn, prompt: list[int], config: GenerationConfig) -> Iterator[np.ndarray]:
-    """Yield ids_B, the next character of each text that continues `prompt`.
-
-    The random numbers of text i depend only on (seed, i), so other texts change it by rounding at
-    most.
-    """
-    B, start = config.num_samples, len(prompt)
-    rngs = [np.random.default_rng([config.seed, i]) for i in range(B)]
-    text_BT = np.empty((B, start + min(config.max_new_tokens, 1000)), np.int32)
-    text_BT[:, :start] = prompt
-    new_BT = text_BT[:, :start]
-    for t in range(config.max_new_tokens):
-        end = start + t
-        if end == text_BT.shape[1]:
-            text_BT = np.concatenate((text_BT, np.empty_like(text_BT)), axis=1)
-        if t % 64 == 0:
-            uniform_TB = np.stack([rng.random(64) for rng in rngs], axis=1)
-        probs_BV = next_char_probs(step(new_BT), text_BT[:, :end], config)
-        ids_B = sample_ids(probs_BV, uniform_TB[t % 64])
-        text_BT[:, end] = ids_B
-        new_BT = ids_B[:, None]
-        yield ids_B
-
-
-def stream(
+@torch.no_grad()
+def generate(
     model: nn.Module, vocab: str, prompt: list[int], config: GenerationConfig, stop: str = ""
 ) -> Iterator[tuple[int, str]]:
     """Yield (0, character) while the texts are written, then (i, text) for all but the first text.
 
-    A text ends after max_new_tokens characters or after `stop`.
+    Each continues `prompt`. It ends after max_new_tokens characters or after `stop`. The random
+    numbers of text i depend only on (seed, i), so other texts change it by rounding at most.
     """
-    texts = [""] * config.num_samples
-    unfinished = set(range(config.num_samples))
+    B, start, block_size = config.num_samples, len(prompt), model.config.block_size
+    device = next(model.parameters()).device
+    rngs = [np.random.default_rng([config.seed, i]) for i in range(B)]
+    text_BT = np.empty((B, start + config.max_new_tokens), np.int64)
+    text_BT[:, :start] = prompt
+    texts, unfinished = [""] * B, set(range(B))
     with eval_mode(model):
-        step = make_step_fn(model, config.num_samples, uses_cache(model))
-        for ids_B in generate(step, prompt, config):
+        cache = Cache() if uses_cache(model) else None
+        for end in range(start, text_BT.shape[1]):
+            # Without a cache, the network reads the latest characters again, as in training.
+            first = max(0, end - block_size) if cache is None else cache.length
+            new_BT = torch.from_numpy(text_BT[:, first:end]).to(device)
+            for part_BT in new_BT.split(block_size, dim=1):  # a long prompt would take much memory
+                logits_BTV = model(part_BT) if cache is None else model(part_BT, cache)
+            logits_BV = logits_BTV[:, -1].float().cpu().numpy()
+            probs_BV = next_char_probs(logits_BV, text_BT[:, :end], config)
+            ids_B = sample_ids(probs_BV, np.array([rng.random() for rng in rngs]))
+            text_BT[:, end] = ids_B
             for i in sorted(unfinished):
                 texts[i] += vocab[ids_B[i]]
                 if i == 0:

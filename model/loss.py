@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.networks import eval_mode
-from model.system.device import Machine
-from model.system.seeds import seed_all
+from model.system.device import Machine, seed_all
 
 
 def training_loss(

@@ -12,7 +12,7 @@ from torch import Tensor
 from configs.settings import DeviceConfig
 from data.corpus import cut_windows
 from data.tokenizer import CharTokenizer
-from model.generate import GenerationConfig, first_character, stream
+from model.generate import GenerationConfig, first_character, generate
 from model.inspect.page import attention_page
 from model.loss import evaluate
 from model.networks import count_parameters
@@ -42,15 +42,15 @@ class TrainedModel:
         `settings` are those of GenerationConfig: temperature, top_k, top_p, seed.
         """
         config = GenerationConfig(max_new_tokens=length, **settings)
-        return prompt + "".join(piece for _, piece in self.stream(prompt, config, stop))
+        return prompt + "".join(piece for _, piece in self.generate(prompt, config, stop))
 
-    def stream(
+    def generate(
         self, prompt: str, config: GenerationConfig, stop: str = ""
     ) -> Iterator[tuple[int, str]]:
         """(0, character) while the texts are written, then (i, text) for all but the first."""
         ids = self.tokenizer.encode(prompt or first_character(self.vocab), "the prompt").tolist()
         with torch.inference_mode(), self.machine.autocast():
-            yield from stream(self.network, self.vocab, ids, config, stop)
+            yield from generate(self.network, self.vocab, ids, config, stop)
 
     def loss(self, text: str) -> float:
         """Nats per character, of all but the first, measured as in an evaluation."""

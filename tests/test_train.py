@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from model.system.seeds import seed_all
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.tensorboard import SummaryWriter
@@ -34,7 +35,6 @@ from model.run.checkpoint import Checkpoint, RunState
 from model.run.setup import choose_settings
 from model.system.device import Machine, choose_dtype
 from model.system.processes import Processes
-from model.system.seeds import seed_all
 from tests.conftest import LINES, NO_MASK, TINY, curve, summary
 
 STEPS = "--max_iters=16 --eval_interval=8 --log_interval=1"

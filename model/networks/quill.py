@@ -3,7 +3,7 @@
 docs/ideas.md lists its differences from gpt.py, and says what each is worth.
 
 Shapes: B batch, T time (characters), C channels (n_embd), H heads, D head width (C / H), E half of
-it (D / 2), S keys, V vocabulary.
+it (D / 2), S keys, N positions of a stretch, V vocabulary.
 """
 
 import torch
@@ -105,17 +105,16 @@ class TokenShift(nn.Module):
 
     def forward(self, x_BTC: Tensor, cache: Cache | None = None) -> Tensor:
         """x_BTC to out_BTC. With a `cache`, x_BTC continues the text in it."""
-        B, T, C = x_BTC.shape
-        kept = None if cache is None else cache.kept.get(self)
-        last_B2C = x_BTC.new_zeros(B, 2, C) if kept is None else kept  # the two positions before
+        B, _, C = x_BTC.shape
+        last_B2C = None if cache is None else cache.kept.get(self)
+        if last_B2C is None:  # at the start of a text
+            last_B2C = x_BTC.new_zeros(B, 2, C)
+        padded_BTC = torch.cat((last_B2C, x_BTC), dim=1)  # two positions more than x_BTC
         if cache is not None:
-            cache.kept[self] = torch.cat((last_B2C, x_BTC), dim=1)[:, -2:]
+            cache.kept[self] = padded_BTC[:, -2:]
         sizes = [(C + 2) // 3, (C + 1) // 3, C // 3]
-        now, shifted_1, shifted_2 = x_BTC.split(sizes, dim=-1)
-        _, last_1, last_2 = last_B2C.split(sizes, dim=-1)
-        shifted_1 = torch.cat((last_1[:, 1:], shifted_1), dim=1)[:, :T]
-        shifted_2 = torch.cat((last_2, shifted_2), dim=1)[:, :T]
-        return torch.cat((now, shifted_1, shifted_2), dim=-1)
+        now, shifted_1, shifted_2 = padded_BTC.split(sizes, dim=-1)
+        return torch.cat((now[:, 2:], shifted_1[:, 1:-1], shifted_2[:, :-2]), dim=-1)
 
 
 class Block(nn.Module):
@@ -178,10 +177,26 @@ class GPT(nn.Module):
         With a `cache`, ids_BT continues the text in it and is added to it.
         """
         x_BTC = norm(self.embedding(ids_BT))
-        start, head_width = cache.length if cache else 0, x_BTC.size(-1) // self.config.n_head
-        cos_TD, sin_TD = rotation_angles(start, x_BTC.size(1), head_width, like=x_BTC)
+        cos_TD, sin_TD = self.angles(x_BTC, cache)
         for block in self.blocks:
             x_BTC = block(x_BTC, cos_TD, sin_TD, cache)
         if cache is not None:
             cache.length += ids_BT.size(1)
         return self.head(norm(x_BTC))
+
+    def angles(self, x_BTC: Tensor, cache: Cache | None) -> tuple[Tensor, Tensor]:
+        """cos_TD and sin_TD for the positions of x_BTC.
+
+        A `cache` keeps those of a stretch of block_size positions: a tenth of sampling's time.
+        """
+        T, head_width = x_BTC.size(1), self.config.n_embd // self.config.n_head
+        if cache is None:
+            return rotation_angles(0, T, head_width, like=x_BTC)
+        first, cos_ND, sin_ND = cache.kept.get(self, (0, (), ()))
+        i = cache.length - first
+        if i + T > len(cos_ND):
+            N = max(T, self.config.block_size)
+            cos_ND, sin_ND = rotation_angles(cache.length, N, head_width, like=x_BTC)
+            cache.kept[self] = cache.length, cos_ND, sin_ND
+            i = 0
+        return cos_ND[i : i + T], sin_ND[i : i + T]

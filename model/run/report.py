@@ -12,7 +12,7 @@ from torch import nn
 
 from configs.settings import TrainConfig, count_heads
 from data.corpus import Corpus
-from model.generate import GenerationConfig, first_character, stream
+from model.generate import GenerationConfig, first_character, generate
 from model.inspect.check import find_mistake
 from model.inspect.maps import MAP_CHARS, draw_weights
 from model.inspect.record import record_attention
@@ -75,16 +75,25 @@ def warn_of_mistake(config: TrainConfig, vocab_size: int) -> None:
         print_line(f"warning: the network {config.network} {mistake}.", sys.stderr)
 
 
+def log_settings(logger: Logger, settings: str, step: int) -> None:
+    """The settings of the run, as in config.toml."""
+    logger.add_text("settings", step, as_code(settings))
+
+
 def log_sample(logger: Logger, model: nn.Module, corpus: Corpus, step: int) -> None:
     """A text that the model writes, for TensorBoard and on a terminal."""
     vocab = corpus.tokenizer.vocab
     prompt = corpus.tokenizer.encode(first_character(vocab)).tolist()
     config = GenerationConfig(max_new_tokens=SAMPLE_CHARS)
-    sample = "".join(piece for _, piece in stream(model, vocab, prompt, config))
-    # Indented, it is code in Markdown, which TensorBoard shows as it is.
-    logger.add_text("sample", step, indent(sample, "    ", lambda line: True))
+    sample = "".join(piece for _, piece in generate(model, vocab, prompt, config))
+    logger.add_text("sample", step, as_code(sample))
     if sys.stdout.isatty():
         print_line(f"     {' '.join(sample.split())[:70]}", sys.stdout)
+
+
+def as_code(text: str) -> str:
+    """`text` as code in Markdown, which TensorBoard shows as it is."""
+    return indent(text, "    ", lambda line: True)
 
 
 @torch.no_grad()
@@ -155,7 +164,7 @@ def print_result(
         if config.minutes:  # they count from the start of the run
             more += f" --minutes {max(2 * config.minutes, state.seconds / 30):.3g}"
         more += f" --max_iters {2 * state.step}" if state.step >= config.max_iters else ""
-    more += " --data FILE" if corpus.is_stream else ""  # FILE has the same text
+    more += " --data FILE" if corpus.is_pipe else ""  # FILE has the same text
     lines += [
         f"sample  python sample.py {quote(run_dir)}{' --which last' if best is None else ''}",
         f"resume  python train.py --resume {quote(run_dir)}{more}",

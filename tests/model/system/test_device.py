@@ -6,6 +6,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from model.system.seeds import seed_all
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
@@ -23,7 +24,6 @@ from model.system.device import (
 )
 from model.system.errors import UserError
 from model.system.processes import Processes
-from model.system.seeds import seed_all
 
 CPU, CUDA, MPS = torch.device("cpu"), torch.device("cuda"), torch.device("mps")
 

@@ -4,7 +4,6 @@ import random
 
 import numpy as np
 import torch
-
 from model.system.seeds import seed_all
 
 

@@ -4,7 +4,6 @@ import os
 import signal
 
 import pytest
-
 from model.system.signals import catch_signals
 
 

@@ -3,8 +3,6 @@
 import torch
 from torch import Tensor, nn
 
-from model.system.seeds import seed_all
-
 
 class InDtype(nn.Module):
     """A network whose matrix products run in `dtype`; weights and gradients stay float32."""
@@ -65,7 +63,7 @@ def make_graph(plain: InDtype, ids_BT: Tensor) -> nn.Module:
 def try_out(network: nn.Module, ids_BT: Tensor) -> list[Tensor]:
     """Copies of the logits, and of the gradients of some loss."""
     network.zero_grad()
-    seed_all(0)
+    torch.manual_seed(0)
     logits_BTV = network(ids_BT)
     if logits_BTV.requires_grad:
         logits_BTV.float().logsumexp(-1).sum().backward()
