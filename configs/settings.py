@@ -121,8 +121,3 @@ class CompileConfig(DeviceConfig):
 @dataclass(frozen=True)
 class TrainConfig(DataConfig, GPTConfig, OptimConfig, RunConfig, CompileConfig):
     """Everything that train.py can be told."""
-
-
-def count_heads(config: GPTConfig) -> int:
-    """The number of heads: `n_head`, or for 0 one for 64 channels."""
-    return config.n_head or max(1, config.n_embd // 64)

@@ -1,6 +1,6 @@
 """Can the validation loss be trusted? Three cheap checks of a text and its split.
 
-Shapes: N characters of the text, V vocabulary.
+Shapes: N characters of the text, P parts of it, V vocabulary.
 """
 
 import itertools
@@ -9,7 +9,9 @@ import re
 import numpy as np
 
 SAMPLE_CHARS = 20_000_000  # of a longer text, the start is examined
-MAX_NEW = 0.02  # of the validation text, characters that do not occur in the training text
+# The validation text is unlike the rest if more than this share of its characters is in excess of
+# the frequencies elsewhere, and so many times as much as in any other part.
+MAX_EXCESS, MAX_RATIO = 0.05, 1.5
 # Lines are sorted if more than this share of adjacent ones is in order; by chance it is 0.5.
 MAX_IN_ORDER = 0.9
 MIN_LINES = 100
@@ -23,20 +25,32 @@ def check_split(ids_N: np.ndarray, train_chars: int, vocab: str) -> list[str]:
     ids_N are indices into `vocab`.
     """
     train_N, val_N = ids_N[:train_chars], ids_N[train_chars:]
-    found = find_new(train_N, val_N, len(vocab)), find_order(ids_N, vocab)
+    found = find_unlike(train_N, val_N, len(vocab)), find_order(ids_N, vocab)
     return [sentence for sentence in (*found, find_copies(train_N, val_N)) if sentence]
 
 
-def find_new(train_N: np.ndarray, val_N: np.ndarray, V: int) -> str:
-    """A sentence if the validation text has characters that cannot be learned."""
-    is_new_V = np.bincount(train_N, minlength=V) == 0
-    share = np.count_nonzero(is_new_V[val_N]) / max(len(val_N), 1)
-    if share <= MAX_NEW or len(val_N) > len(train_N):  # too little to learn from
+def find_unlike(train_N: np.ndarray, val_N: np.ndarray, V: int) -> str:
+    """A sentence if the characters of the validation text have other frequencies than the rest.
+
+    That finds another language, or a license if it fills most of the validation text. It misses
+    shorter ones, and another author of the same language.
+    """
+    count = int(np.clip(round(len(train_N) / max(len(val_N), 1)), 9, 99))
+    length = min(len(val_N), SAMPLE_CHARS // count)
+    parts = [*np.array_split(train_N, count), val_N]  # as long, since longer ones vary less
+    counts_PV = np.array([np.bincount(part_N[:length], minlength=V) for part_N in parts])
+    others_PV = counts_PV.sum(0) - counts_PV
+    shares_PV, other_shares_PV = (
+        x_PV / np.maximum(x_PV.sum(1, keepdims=True), 1) for x_PV in (counts_PV, others_PV)
+    )
+    *elsewhere, excess = np.maximum(shares_PV - other_shares_PV, 0).sum(1)
+    if excess <= max(MAX_EXCESS, MAX_RATIO * max(elsewhere)) or len(val_N) > len(train_N):
         return ""
     return (
-        f"the validation text is unlike the rest: {share:.1%} of its characters occur nowhere "
-        "else. Leave out what does not belong to the text; --val_split spread takes validation "
-        "text from everywhere."
+        f"the validation text is unlike the rest: {excess:.0%} of its characters would have to be "
+        f"others for the frequencies elsewhere (in no other part more than {max(elsewhere):.0%}). "
+        "Leave out what does not belong to the text, such as a license; --val_split spread takes "
+        "validation text from everywhere."
     )
 
 

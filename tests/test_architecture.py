@@ -19,7 +19,7 @@ MATHEMATICS = {f"model.{name}" for name in PARTS}
 MAY_IMPORT = {
     "train.py": {"configs", "data", "model"},
     "sample.py": {"configs", "data", "model"},
-    "configs": {"configs", "model.system.errors"},
+    "configs": {"configs"},
     "data": {"configs", "data", "model.system"},
     "model": {"configs", *MATHEMATICS},
     "model/generate.py": {"configs", "model.inspect.check", *MATHEMATICS},

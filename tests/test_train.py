@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from model.system.seeds import seed_all
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.tensorboard import SummaryWriter
@@ -33,7 +32,7 @@ from model.optim import make_optimizers
 from model.run import checkpoint, report
 from model.run.checkpoint import Checkpoint, RunState
 from model.run.setup import choose_settings
-from model.system.device import Machine, choose_dtype
+from model.system.device import Machine, choose_dtype, seed_all
 from model.system.processes import Processes
 from tests.conftest import LINES, NO_MASK, TINY, curve, summary
 
@@ -303,12 +302,12 @@ def test_operations_that_do_not_repeat_exactly_are_warned_of(tiny, edit_network,
 
 
 def test_a_network_that_looks_ahead_is_named_once(tiny, edit_network, monkeypatch, capsys):
-    """Before anything is saved, so that nobody trains it for nothing. Resuming says nothing."""
+    """Before the first step, so that nobody trains it for nothing. Resuming says nothing."""
     edit_network("gpt", NO_MASK["gpt"])
     for network in ("gpt", "mine"):
         errors = []
         with monkeypatch.context() as patch:
-            after_each_save(patch, lambda _, e=errors: e.append(capsys.readouterr().err))
+            at_steps(patch, [0, 3], lambda _, e=errors: e.append(capsys.readouterr().err))
             flags = f"--network={network} --max_iters=4 --eval_interval=2 --out_dir={network}"
             assert tiny(flags) == 0
         assert ("the network mine looks ahead" in errors[0]) == (network == "mine")
@@ -384,7 +383,7 @@ def test_what_a_run_directory_holds(tiny, text_file, capsys):
         assert all(0 < value < 1e9 for _, value in curve(run, "train", f"optimizer/{tag}"))
     train_events, events = (EventAccumulator(f"run/{split}").Reload() for split in ("train", "val"))
     assert min(train_events.Tags()["scalars"]) == min(events.Tags()["scalars"]) == "loss"
-    assert events.Tags()["tensors"] == ["sample/text_summary"]
+    assert sorted(events.Tags()["tensors"]) == ["sample/text_summary", "settings/text_summary"]
     images = [f"map/block {block}, head {head}" for block in (1, 2) for head in (1, 2)]
     assert events.Tags()["images"] == images
 
@@ -654,8 +653,9 @@ def test_times_are_measured_and_decide_when_to_save(tiny, monkeypatch):
     clock, saved = Clock(monkeypatch, step_seconds=100, eval_seconds=7), []
     after_each_save(monkeypatch, lambda path: saved.append(checkpoint.load(path).step))
     assert tiny("--max_iters=20 --eval_interval=10 --out_dir=run") == 0
-    # At step 0, after evaluations, and after more than SAVE_SECONDS = 600.
-    assert saved == [0, 7, 10, 17, 20]
+    # At step 0, after evaluations, and after more than SAVE_SECONDS = 600. Also before the first
+    # evaluation: by the speed of the steps, it may take more than LONG_EVALUATION = 10.
+    assert saved == [0, 7, 10, 10, 17, 20]
     state = checkpoint.load("run/last.pt")
     assert clock.now == state.seconds == 2000 + 2 * 7
     assert state.chars_per_second == 4 * 16 / 100  # evaluations left out
@@ -784,14 +784,16 @@ def test_a_resumed_run_takes_its_settings_from_the_checkpoint(tiny):
     assert path.read_text() == before.replace("max_iters = 16", "max_iters = 20")
 
 
-def test_a_run_goes_on_from_best_pt_if_that_is_named(tiny):
-    """For example because last.pt is damaged, which it replaces."""
+@pytest.mark.parametrize("step", [4, 2], ids=["finished", "snapshot"])
+def test_a_run_without_best_pt_gets_one(tiny, step):
+    """At its next evaluation. A snapshot is resumed in a directory of its own."""
     assert tiny("--max_iters=4 --eval_interval=2 --learning_rate=0 --out_dir=run") == 0
-    assert checkpoint.load("run/best.pt").step == 2
-    Path("run/last.pt").write_bytes(b"damaged")
-    assert train.main(["--resume", "run/best.pt", "--max_iters=6"]) == 0
-    assert checkpoint.load("run/last.pt").step == 6
-    assert [step for step, _ in curve(Path("run"), "val")] == [2, 4, 6]
+    Path("new").mkdir()
+    shutil.copy(f"run/{'best' if step == 2 else 'last'}.pt", "new/last.pt")
+    assert checkpoint.load("new/last.pt").step == step
+    assert train.main(["--resume", "new"]) == 0
+    assert checkpoint.load("new/best.pt").step == step
+    assert summary(Path("new"))["best_iter"] == step
 
 
 def test_a_finished_run_with_minutes_names_more_than_it_has_taken(tiny, monkeypatch, capsys):

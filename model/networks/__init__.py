@@ -27,7 +27,7 @@ from pathlib import Path
 
 from torch import nn
 
-from configs.settings import GPTConfig, count_heads
+from configs.settings import GPTConfig
 from model.system.errors import UserError
 
 FOLDER = Path(__file__).parent
@@ -64,6 +64,11 @@ def network_class(name: str) -> type[nn.Module]:
         names = ", ".join(network_names())
         raise UserError(f"network is {name!r}. Those in {FOLDER}: {names}.")
     return importlib.import_module(f"model.networks.{name}").GPT
+
+
+def count_heads(config: GPTConfig) -> int:
+    """The number of heads: `n_head`, or for 0 one for 64 channels."""
+    return config.n_head or max(1, config.n_embd // 64)
 
 
 def count_parameters(model: nn.Module) -> int:

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from configs.settings import TrainConfig, count_heads
+from configs.settings import TrainConfig
 from data.corpus import Corpus
 from model.generate import GenerationConfig, first_character, generate
 from model.inspect.check import find_mistake
 from model.inspect.maps import MAP_CHARS, draw_weights
 from model.inspect.record import record_attention
-from model.networks import count_parameters, eval_mode
+from model.networks import count_heads, count_parameters, eval_mode
 from model.run.checkpoint import RunState
 from model.run.logger import Logger
 from model.system.device import Machine

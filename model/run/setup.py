@@ -16,11 +16,11 @@ import torch
 
 from configs.flags import ConfigParser, make_config
 from configs.recipe import DEFAULT_FLOPS, Budget, block_parameters, recipe, step_flops
-from configs.settings import GPTConfig, TrainConfig, count_heads
+from configs.settings import GPTConfig, TrainConfig
 from data.corpus import Corpus, open_corpus
 from data.reader import is_pipe
 from model.loss import cross_entropy
-from model.networks import make_network, network_class, require_consistent
+from model.networks import count_heads, make_network, network_class, require_consistent
 from model.optim import make_optimizers
 from model.run import checkpoint
 from model.run.checkpoint import Checkpoint

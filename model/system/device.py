@@ -6,6 +6,7 @@ import random
 import re
 import sys
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from configs.settings import CompileConfig, DeviceConfig, TrainConfig
 from model.system.errors import UserError
-from model.system.graphs import InDtype, make_compiled, make_graph
+from model.system.graphs import compile_network, make_graph
 from model.system.processes import Processes
 from model.system.terminal import print_line
 
@@ -48,9 +49,13 @@ class Machine:
         """torch.float32 is "float32"."""
         return str(self.dtype).removeprefix("torch.")
 
-    def autocast(self) -> torch.autocast:
-        """Inside, matrix products run in `dtype`; weights and their gradients stay float32."""
-        return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
+    def autocast(self, cache_enabled: bool = True) -> torch.autocast:
+        """Inside, matrix products run in `dtype`; weights and their gradients stay float32.
+
+        A cache keeps weights in `dtype`.
+        """
+        is_lower = self.dtype != torch.float32
+        return torch.autocast(self.device.type, self.dtype, is_lower, cache_enabled)
 
     def to_device(self, *batch: Tensor) -> list[Tensor]:
         """Copy tensors; a GPU copies from pinned memory while it still computes the last batch."""
@@ -79,39 +84,49 @@ class Machine:
         return torch.amp.GradScaler(self.device.type, enabled=self.dtype == torch.float16)
 
     def forward(self, network: nn.Module, ids_BT: Tensor) -> Tensor:
-        """ids_BT to logits_BTV in a training step, as `prepare` has made the network ready."""
-        return self.fast[network](ids_BT)
+        """ids_BT to logits_BTV in a training step: faster, if `prepare` has seen to that."""
+        with self.autocast(cache_enabled=False):  # a CUDA graph would freeze what it keeps
+            return self.fast.get(network, network)(ids_BT)
 
     def prepare(self, config: TrainConfig, *networks: nn.Module) -> None:
-        """Make networks ready for `forward`: as they are, compiled, or as CUDA graphs.
+        """Make `forward` faster for these networks.
 
         --compile on compiles them. --compile auto makes CUDA graphs, which a GPU runs without
         waiting for Python, but not for several processes or micro-batches. If that fails, a line on
         standard error says so, and they are called as they are. (Several processes end: they could
         not compute the same.)
         """
-        networks = tuple(dict.fromkeys(networks))  # the average may be the network itself
-        for network in networks:
-            self.fast[network] = InDtype(network, self.device.type, self.dtype)
         world_size, parts = self.processes.world_size, config.gradient_accumulation_steps
-        has_graph = self.device.type == "cuda" and world_size == parts == 1
-        if config.compile == "off" or (config.compile == "auto" and not has_graph):
+        is_compiled, has_graph = config.compile == "on", False
+        if config.compile == "auto":
+            has_graph = self.device.type == "cuda" and world_size == parts == 1
+        if not is_compiled and not has_graph:
             return
-        what, make = "a CUDA graph", make_graph
-        if config.compile == "on":
-            what, make = "torch.compile", make_compiled
-            if self.processes.is_main:
-                print_line("compiling the network, which takes up to a minute or two", sys.stdout)
+        if is_compiled and self.processes.is_main:
+            print_line("compiling the network, which takes up to a minute or two", sys.stdout)
         rows = max(1, config.batch_size // (world_size * parts))
-        ids_BT = torch.zeros(rows, config.block_size, dtype=torch.int64, device=self.device)
-        for network in networks:
+        for network in dict.fromkeys(networks):  # the average may be the network itself
+            device = next(network.parameters()).device
+            ids_BT = torch.zeros(rows, config.block_size, dtype=torch.int64, device=device)
+            other_BT = torch.randint_like(ids_BT, network.vocab_size)
             buffers = [(buffer, buffer.clone()) for buffer in network.buffers()]
             try:
-                self.fast[network] = make(self.fast[network], ids_BT)
+                expected = self.try_out(network, other_BT)
+                if is_compiled:
+                    self.fast[network] = compile_network(network, self.device.type)
+                else:
+                    context = partial(self.autocast, cache_enabled=False)
+                    self.fast[network] = make_graph(network, context, ids_BT)
+                results = self.try_out(network, other_BT)
+                # In a graph, what Python computes is frozen, such as a counter.
+                if has_graph and not all(map(are_close, results, expected)):
+                    raise RuntimeError("it computes something else")
             except Exception as error:  # of many types
+                self.fast.pop(network, None)
                 if world_size > 1:
                     print_line("note: --compile off trains without the compiler.", sys.stderr)
                     raise
+                what = "torch.compile" if is_compiled else "a CUDA graph"
                 problem = str(error).strip().partition("\n")[0][:200]
                 print_line(f"warning: training without {what}: {problem}", sys.stderr)
                 return
@@ -119,6 +134,21 @@ class Machine:
                 network.zero_grad()
                 for buffer, before in buffers:
                     buffer.copy_(before)
+
+    def try_out(self, network: nn.Module, ids_BT: Tensor) -> list[Tensor]:
+        """Copies of the logits of `forward`, and of the gradients of some loss."""
+        network.zero_grad()
+        torch.manual_seed(0)
+        logits_BTV = self.forward(network, ids_BT)
+        if logits_BTV.requires_grad:
+            logits_BTV.float().logsumexp(-1).sum().backward()
+        gradients = [p.grad.clone() for p in network.parameters() if p.grad is not None]
+        return [logits_BTV.detach().clone(), *gradients]
+
+
+def are_close(x: Tensor, expected: Tensor) -> bool:
+    """Whether two results are the same bits, or nearly, if operations are not deterministic."""
+    return bool((x - expected).abs().max() <= 1e-4 * expected.abs().max())
 
 
 def choose_device(name: str, processes: Processes) -> torch.device:

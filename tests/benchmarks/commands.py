@@ -16,7 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from data.shakespeare import tiny_shakespeare
+from data.reader import tiny_shakespeare
 from tests.benchmarks.peer import ROOT
 
 LEFT_OUT = {

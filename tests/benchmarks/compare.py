@@ -29,18 +29,16 @@ from statistics import mean, median, quantiles, stdev
 from typing import Any
 
 import torch
-from configs.command import parse_train_command
-from model.run.directory import lock_run_dir
 
 from configs.flags import make_config, to_dict
 from configs.settings import TrainConfig
 from data.corpus import Corpus, open_corpus
 from model.networks import require_consistent
 from model.run.checkpoint import Checkpoint
-from model.run.setup import choose_settings
+from model.run.setup import choose_settings, parse_train_command
 from model.system.device import training_machine
 from model.system.errors import AbortError, UserError, report_errors
-from model.system.files import atomic_write
+from model.system.files import atomic_write, lock_run_dir
 from model.system.processes import Processes
 from tests.benchmarks.peer import ROOT, to_flag
 

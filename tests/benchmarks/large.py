@@ -20,7 +20,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from configs.settings import DataConfig
 from data.corpus import open_corpus
-from data.shakespeare import tiny_shakespeare
+from data.reader import tiny_shakespeare
 from tests.benchmarks.peer import ROOT, arguments, machine
 
 PHRASES = [

@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from data.shakespeare import tiny_shakespeare
+from data.reader import tiny_shakespeare
 from tests.benchmarks.peer import ROOT, machine
 
 

@@ -39,7 +39,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from data.corpus import Corpus, open_corpus
-from data.shakespeare import tiny_shakespeare
+from data.reader import tiny_shakespeare
 from model.run import checkpoint
 from model.run.checkpoint import Checkpoint
 from model.system.device import choose_dtype

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from model.run.directory import lock_run_dir
 
 from configs.settings import DataConfig, TrainConfig
 from data.corpus import open_corpus
 from model.optim import AVERAGE_FROM
+from model.system.files import lock_run_dir
 from tests.benchmarks import compare
 from tests.benchmarks.compare import SMALL, Speed, Variant, answer, difference, seeds_needed
 from tests.benchmarks.compare_child import make_rounds
@@ -104,7 +104,7 @@ def made_runs() -> dict[str, int]:
 def test_compare_runs_again_only_what_has_changed(copied_tree, text_file, capsys):
     """Equal runs are the same bit for bit; warnings are shown once for each network."""
     quill = copied_tree / "model/networks/quill.py"
-    old = "cache.kept[self] = torch.cat((last_B2C, x_BTC), dim=1)[:, -2:]"
+    old = "cache.kept[self] = padded_BTC[:, -2:]"
     assert quill.read_text().count(old) == 1
     quill.write_text(quill.read_text().replace(old, "pass"))
     text_file.write_text(3 * LINES)

@@ -3,6 +3,7 @@
 import inspect
 import math
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,18 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from model import generate
+import model.generate
 from model.generate import (
     GenerationConfig,
     first_character,
-    make_step_fn,
+    generate,
     next_char_probs,
     sample_ids,
-    stream,
     uses_cache,
 )
 from model.system.errors import AbortError
-from tests.model.test_networks import NETWORKS, random_gpt, random_ids
+from tests.model.test_networks import NETWORKS, random_gpt
+
+VOCAB = "abcdefghijk"
 
 
 @given(
@@ -65,42 +67,55 @@ def test_no_character_is_drawn_without_a_probability(value):
 @pytest.mark.parametrize("length", [1, 9, 40])
 @pytest.mark.parametrize("has_cache", [True, False])
 @pytest.mark.parametrize("network", NETWORKS)
-def test_step_reads_whole_text_or_last_block_size_characters(
-    network, has_cache, length, block_size
+def test_it_reads_the_whole_text_or_the_last_block_size_characters(
+    network, has_cache, length, block_size, monkeypatch
 ):
-    model = random_gpt(network=network, block_size=block_size)
-    has_cache = has_cache and uses_cache(model)
-    reads_on = has_cache and model.max_length is None
-    step, ids_BT = make_step_fn(model, 2, has_cache), random_ids(2, length + 20)
-    new_BT = ids_BT[:, :length]
-    for end in range(length, length + 20):
-        first = 0 if reads_on else max(0, end - block_size)
-        expected_BV = model(ids_BT[:, first:end])[:, -1]
-        np.testing.assert_allclose(step(new_BT.numpy()), expected_BV)
-        new_BT = ids_BT[:, end : end + 1]
+    network = random_gpt(network=network, block_size=block_size)
+    network = network if has_cache else WithoutCache(network)
+    reads_all = uses_cache(network) and network.max_length is None
+    texts = []
+
+    def check_logits(logits_BV, text_BT, config):
+        ids_BT = torch.from_numpy(text_BT if reads_all else text_BT[:, -block_size:])
+        np.testing.assert_allclose(logits_BV, network(ids_BT)[:, -1], rtol=1e-4, atol=1e-5)
+        texts.append(text_BT)
+        return next_char_probs(logits_BV, text_BT, config)
+
+    monkeypatch.setattr(model.generate, "next_char_probs", check_logits)
+    prompt, config = [i % 11 for i in range(length)], GenerationConfig(20, num_samples=2)
+    pieces = list(generate(network, VOCAB, prompt, config))
+    assert [len(text_BT[0]) for text_BT in texts] == list(range(length, length + 20))
+    assert written(pieces, 1)[:19] == "".join(VOCAB[id_] for id_ in texts[-1][1][length:])
+
+
+def written(pieces: list[tuple[int, str]], i: int) -> str:
+    """Text i."""
+    return "".join(piece for number, piece in pieces if number == i)
 
 
 def test_a_sampling_rule_sees_the_prompt_and_all_that_is_written():
     """An edited one, by which each character repeats the one seven characters before."""
-    code = inspect.getsource(generate)
+    code = inspect.getsource(model.generate)
     start = "    V = logits_BV.shape[-1]\n"
     assert start in code
-    edited = ModuleType("edited")
+    edited: Any = ModuleType("edited")
     exec(code.replace(start, "    return np.eye(11)[text_BT[:, -7]]\n"), vars(edited))
     config, prompt = edited.GenerationConfig(max_new_tokens=1100, num_samples=2), [*range(3, 10)]
-    step = make_step_fn(random_gpt(n_layer=1), 2, True)
-    written_BT = np.stack(list(edited.generate(step, prompt, config)), axis=1)
-    assert (written_BT == np.resize(prompt, 1100)).all()
+    pieces = list(edited.generate(random_gpt(n_layer=1), VOCAB, prompt, config))
+    for i in range(2):
+        assert written(pieces, i) == "".join(VOCAB[id_] for id_ in np.resize(prompt, 1100))
 
 
 MISTAKES = {  # in the code of quill: a line, and another one that changes logits with a cache
     "none": ("import torch", "import torch"),
     "no positions": ("cache.length += ids_BT.size(1)", "pass"),
     "no keys": ("k_BHSD, v_BHSD = cache.append(self, k_BHTD, v_BHTD, window)", "pass"),
-    "no token shift": ("cache.kept[self] = torch.cat((last_B2C, x_BTC), dim=1)[:, -2:]", "pass"),
-    "a prompt of one character": ("x_BTC.new_zeros(B, 2, C)", "x_BTC.new_ones(B, 2, C) * (T == 1)"),
-    "single characters": ("if kept is None else kept", "if kept is None else kept * (T > 1)"),
-    "beyond the window": ("cache.length if cache", "cache.length % 12 if cache"),
+    "no token shift": ("cache.kept[self] = padded_BTC[:, -2:]", "pass"),
+    "single characters": (
+        "cache.kept.get(self)",
+        "cache.kept.get(self if len(x_BTC[0]) > 1 else 0)",
+    ),
+    "beyond the window": ("rotation_angles(cache.length, N", "rotation_angles(0, N"),
 }
 
 
@@ -108,29 +123,28 @@ MISTAKES = {  # in the code of quill: a line, and another one that changes logit
 def test_cache_that_changes_logits_is_skipped_with_warning(mistake, edit_network, capsys):
     edit_network("quill", dict([MISTAKES[mistake]]))
     model, config = random_gpt(network="mine"), GenerationConfig(max_new_tokens=40)
-    vocab = "abcdefghijk"
-    texts = list(stream(model, vocab, [1], config))
+    texts = list(generate(model, VOCAB, [1], config))
     warning = "warning: the cache of the network mine changes its logits"
     assert (warning in capsys.readouterr().err) == (mistake != "none")
-    assert texts == list(stream(model, vocab, [1], config))
+    assert texts == list(generate(model, VOCAB, [1], config))
     assert not capsys.readouterr().err  # it is said once
-    without_cache = list(stream(WithoutCache(model), vocab, [1], config))
+    without_cache = list(generate(WithoutCache(model), VOCAB, [1], config))
     assert (texts == without_cache) == (mistake != "none")  # without, it sees block_size characters
 
 
 def test_a_model_in_training_mode_is_sampled_in_eval_mode(capsys):
-    model, vocab = random_gpt(dropout=0.5).train(), "abcdefghijk"
-    texts = list(stream(model, vocab, [1], GenerationConfig(max_new_tokens=20)))
+    model = random_gpt(dropout=0.5).train()
+    texts = list(generate(model, VOCAB, [1], GenerationConfig(max_new_tokens=20)))
     assert model.training
     assert not capsys.readouterr().err
-    assert texts == list(stream(model.eval(), vocab, [1], GenerationConfig(max_new_tokens=20)))
+    assert texts == list(generate(model.eval(), VOCAB, [1], GenerationConfig(max_new_tokens=20)))
 
 
 def test_a_network_without_a_cache_is_sampled(capsys):
-    model, vocab = random_gpt(), "abcdefghijk"
+    model = random_gpt()
     plain = WithoutCache(model)
     config = GenerationConfig(max_new_tokens=12)
-    texts = [list(stream(each, vocab, [1], config)) for each in (plain, model)]
+    texts = [list(generate(each, VOCAB, [1], config)) for each in (plain, model)]
     assert texts[0] == texts[1]
     assert capsys.readouterr().err == ""
 
@@ -147,11 +161,11 @@ class WithoutCache(torch.nn.Module):
 
 
 def test_texts_written_together_end_each_at_its_own_stop():
-    model, vocab = random_gpt(), "abcdefghijk"
+    model = random_gpt()
     config = GenerationConfig(max_new_tokens=200, num_samples=5)
-    pieces = list(stream(model, vocab, [1], config, stop="b"))
-    texts = ["".join(piece for i, piece in pieces if i == n) for n in range(5)]
-    whole = [piece for _, piece in stream(model, vocab, [1], config)]
+    pieces = list(generate(model, VOCAB, [1], config, stop="b"))
+    texts = [written(pieces, i) for i in range(5)]
+    whole = [piece for _, piece in generate(model, VOCAB, [1], config)]
     longer = ["".join(whole[:200]), *whole[200:]]
     assert texts == [text[: text.index("b") + 1] if "b" in text else text for text in longer]
     assert len(set(texts)) > 1

@@ -4,9 +4,9 @@ import os
 import random
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
-from model.system.seeds import seed_all
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
@@ -20,6 +20,7 @@ from model.system.device import (
     choose_dtype,
     device_kind,
     sampling_machine,
+    seed_all,
     training_machine,
 )
 from model.system.errors import UserError
@@ -345,3 +346,14 @@ def test_without_a_cuda_graph_training_goes_on_as_if_nothing_had_been_tried(
             outputs.append(forward(IDS_BT))
         assert torch.equal(*outputs)
     assert network.calls == 4
+
+
+def test_random_numbers_are_a_function_of_the_seeds_key():
+    def draw(*key: int) -> tuple[float, ...]:
+        seed_all(*key)
+        return torch.rand(()).item(), np.random.random(), random.random()
+
+    assert draw(1, 2) == draw(1, 2)
+    keys = [(1,), (1, 0), (1, 0, 0), (1, 2), (1, 3), (2, 2), (1, 2, 1)]
+    for numbers in zip(*(draw(*key) for key in keys), strict=True):
+        assert len(set(numbers)) == len(keys)

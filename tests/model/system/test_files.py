@@ -7,9 +7,8 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from model.run.directory import new_run_dir
 
-from model.system.files import atomic_write
+from model.system.files import atomic_write, new_run_dir
 
 
 @pytest.mark.parametrize(

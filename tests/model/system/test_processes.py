@@ -1,7 +1,8 @@
-"""Tests of the processes of a run: their shares of the work, and what they exchange."""
+"""Tests of the processes of a run: their shares of the work, what they exchange, signals."""
 
 import json
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Backend, BackendConfig
 
 from model.system.errors import UserError
-from model.system.processes import Processes
+from model.system.processes import Processes, catch_signals
 from tests.conftest import torchrun_variables
 
 
@@ -76,3 +77,24 @@ def test_processes_exchange_tensors_of_cpu_and_accelerator(kind, has_nccl, monke
     assert {"cpu", kind or "cpu"} <= backend_of.keys()
     assert backend_of["cpu"] == Backend.GLOO
     assert backend_of["cuda"] == (Backend.NCCL if kind and has_nccl else Backend.GLOO)
+
+
+def test_signals_are_caught_temporarily_except_ignored_ones(capfd):
+    """The first one is answered at once."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as under nohup
+    try:
+        with catch_signals() as caught:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not capfd.readouterr().err
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert "saves and stops after this step or evaluation" in capfd.readouterr().err
+            os.kill(os.getpid(), signal.SIGTERM)  # as torchrun passes it on
+            os.kill(os.getpid(), signal.SIGINT)
+            assert not capfd.readouterr().err
+            with pytest.raises(KeyboardInterrupt):
+                os.kill(os.getpid(), signal.SIGINT)
+        assert caught == [signal.SIGTERM, signal.SIGTERM, signal.SIGINT]
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGHUP, before)
