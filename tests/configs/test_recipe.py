@@ -12,7 +12,7 @@ from configs import recipe as recipe_file
 from configs.flags import ConfigParser, make_config, to_dict, to_toml
 from configs.recipe import DEFAULT_FLOPS, Budget, block_parameters, recipe, step_flops
 from configs.settings import GPTConfig, TrainConfig
-from model.networks import require_consistent
+from model.networks import count_heads, require_consistent
 
 PARSER = ConfigParser(TrainConfig, usage="", description="")
 
