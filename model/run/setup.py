@@ -61,15 +61,15 @@ def parse_train_command(argv: list[str]) -> Command:
     preset, resume = flags.pop("preset", None), flags.pop("resume", None)
     if resume is not None:
         resume = Path(resume)
-        if resume.is_file():
-            if resume.name != "last.pt":
-                file = quote(resume)
-                parser.refuse(
-                    f"--resume takes a run directory, in which it goes on from last.pt. To go on "
-                    f"from {file}: mkdir NEW && cp {file} NEW/last.pt, then --resume NEW. For "
-                    f"another text: --init_from {file}"
-                )
+        if resume.name == "last.pt":
             resume = resume.parent
+        elif resume.is_file():  # it could overwrite what lies beside it
+            file = quote(resume)
+            parser.refuse(
+                f"--resume takes a run directory, or its last.pt. To go on from {file}: mkdir NEW "
+                f"&& cp {file} NEW/last.pt, then --resume NEW. To train its weights on another "
+                f"text: --init_from {file}"
+            )
         if preset is not None:
             parser.refuse(f"--resume takes all keys from the checkpoint. Leave out {preset!r}.")
         if fixed := sorted(flags.keys() - set(RESUMABLE)):

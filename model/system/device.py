@@ -97,12 +97,12 @@ class Machine:
         not compute the same.)
         """
         world_size, parts = self.processes.world_size, config.gradient_accumulation_steps
-        is_compiled, has_graph = config.compile == "on", False
-        if config.compile == "auto":
-            has_graph = self.device.type == "cuda" and world_size == parts == 1
-        if not is_compiled and not has_graph:
+        mode = config.compile
+        if mode == "auto" and (self.device.type != "cuda" or world_size * parts > 1):
+            mode = "off"
+        if mode == "off":
             return
-        if is_compiled and self.processes.is_main:
+        if mode == "on" and self.processes.is_main:
             print_line("compiling the network, which takes up to a minute or two", sys.stdout)
         rows = max(1, config.batch_size // (world_size * parts))
         for network in dict.fromkeys(networks):  # the average may be the network itself
@@ -112,21 +112,21 @@ class Machine:
             buffers = [(buffer, buffer.clone()) for buffer in network.buffers()]
             try:
                 expected = self.try_out(network, other_BT)
-                if is_compiled:
+                if mode == "on":
                     self.fast[network] = compile_network(network, self.device.type)
                 else:
                     context = partial(self.autocast, cache_enabled=False)
                     self.fast[network] = make_graph(network, context, ids_BT)
                 results = self.try_out(network, other_BT)
                 # In a graph, what Python computes is frozen, such as a counter.
-                if has_graph and not all(map(are_close, results, expected)):
+                if mode == "auto" and not all(map(are_close, results, expected)):
                     raise RuntimeError("it computes something else")
             except Exception as error:  # of many types
                 self.fast.pop(network, None)
                 if world_size > 1:
                     print_line("note: --compile off trains without the compiler.", sys.stderr)
                     raise
-                what = "torch.compile" if is_compiled else "a CUDA graph"
+                what = "torch.compile" if mode == "on" else "a CUDA graph"
                 problem = str(error).strip().partition("\n")[0][:200]
                 print_line(f"warning: training without {what}: {problem}", sys.stderr)
                 return
