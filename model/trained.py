@@ -26,7 +26,9 @@ class TrainedModel:
     A text may have characters of the vocabulary only; for others, a UserError names them.
     """
 
-    def __init__(self, path: Path, device: str = "auto", dtype: str = "auto", texts: int = 1):
+    def __init__(
+        self, path: Path, device: str = "auto", dtype: str = "auto", texts: int = 1
+    ) -> None:
         """The network of a checkpoint, to write so many texts at once."""
         saved, self.path = checkpoint.load(path), path
         self.network, self.vocab = checkpoint.load_model(saved), saved.vocab
