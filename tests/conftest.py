@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import itertools
 import json
 import multiprocessing
 import os
@@ -132,20 +133,40 @@ def edit_network(tmp_path, monkeypatch) -> Iterator[Callable[[str, dict[str, str
 
 
 @pytest.fixture
-def overflow_at(edit_network, monkeypatch) -> Callable[[Iterable[int]], None]:
-    """overflow_at([7]): in these steps of a command a gradient of the network `mine` is infinite.
+def change_network(monkeypatch) -> Callable[[Callable[[torch.nn.Module], object]], None]:
+    """change_network(action): action(network) is called with each new network of a training."""
+    make_network = train.make_network
+
+    def change(action: Callable[[torch.nn.Module], object]) -> None:
+        def make_and_change(*args: object) -> torch.nn.Module:
+            network = make_network(*args)
+            action(network)
+            return network
+
+        monkeypatch.setattr(train, "make_network", make_and_change)
+
+    return change
+
+
+@pytest.fixture
+def overflow_at(change_network) -> Callable[[Iterable[int]], None]:
+    """overflow_at([7]): in these steps of a command a gradient is infinite.
 
     It is that of one matrix, so of a single optimizer.
     """
-    hook = """self.init_weights()
-        steps, weight = itertools.count(), self.blocks[0].mlp_1.fc.weight
-        infinite = os.environ["INFINITE_AT"].split()
-        factor = lambda: torch.inf if str(next(steps)) in infinite else 1
-        weight.register_hook(lambda grad: grad * factor())
-"""
-    changes = {"import torch\n": "import itertools, os\nimport torch\n"}
-    edit_network("quill", changes | {"self.init_weights()\n": hook})
-    return lambda steps: monkeypatch.setenv("INFINITE_AT", " ".join(map(str, steps)))
+    infinite_at: set[int] = set()
+
+    def add_hook(network: torch.nn.Module) -> None:
+        steps = itertools.count()
+        matrix = next(p for p in network.blocks.parameters() if p.ndim == 2)
+        matrix.register_hook(lambda grad: grad * (torch.inf if next(steps) in infinite_at else 1))
+
+    def set_steps(steps: Iterable[int]) -> None:
+        infinite_at.clear()
+        infinite_at.update(steps)
+
+    change_network(add_hook)
+    return set_steps
 
 
 @pytest.fixture(scope="session")

@@ -18,18 +18,18 @@ from model.run import checkpoint
 from tests.conftest import LINES, ROOT, VISIBLE_GPUS, summary
 from tests.test_train import assert_same_run, equal
 
-# Each item of the list in the first argument is one run: the step in which it is stopped, or null,
-# and the arguments of train.py.
+# Each item of the list in the first argument is one run: the number of steps after which it is
+# stopped, or null, and the arguments of train.py.
 RUNS = """
-import itertools, json, os, signal, sys, train
-clip = train.clip_grad_norm_
+import json, os, signal, sys, train
+from model.run.run import Run
+update = Run.update
 for stop_at, argv in json.loads(sys.argv[1]):
-    count = itertools.count()
-    def clip_and_stop(*args):
-        if next(count) == stop_at:
+    def stop_and_update(run):
+        if run.state.step == stop_at and not run.signals:
             os.kill(os.getpid(), signal.SIGINT)
-        return clip(*args)
-    train.clip_grad_norm_ = clip_and_stop
+        update(run)
+    Run.update = stop_and_update
     print("status", train.main(argv))
 """
 SIZES = "--n_layer=2 --n_embd=64 --block_size=32 --batch_size=8 --warmup_iters=5 --log_interval=1"

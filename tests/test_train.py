@@ -17,6 +17,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.nn.utils import clip_grad_norm_
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.tensorboard import SummaryWriter
 
@@ -31,6 +32,7 @@ from model.networks.quill import GPT
 from model.optim import make_optimizers
 from model.run import checkpoint, report
 from model.run.checkpoint import Checkpoint, RunState
+from model.run.run import Run
 from model.run.setup import choose_settings
 from model.system.device import Machine, choose_dtype, seed_all
 from model.system.processes import Processes
@@ -72,16 +74,17 @@ def assert_similar(a: Path, b: Path) -> None:
 
 
 def at_steps(monkeypatch, steps, action) -> None:
-    """Call action(parameters) in the middle of these steps, counted from the start of a command."""
-    clip, count = train.clip_grad_norm_, itertools.count()
+    """Call action(model) at the end of these steps, counted from here on."""
+    update, count, last = Run.update, itertools.count(), [None, 0]
 
-    def act_and_clip(parameters, max_norm):
-        parameters = list(parameters)
-        if next(count) in steps:
-            action(parameters)
-        return clip(parameters, max_norm)
+    def act_and_update(run):
+        is_new_step = run is last[0] and run.state.step > last[1]
+        last[:] = run, run.state.step
+        if is_new_step and next(count) in steps:
+            action(run.learner.model)
+        update(run)
 
-    monkeypatch.setattr(train, "clip_grad_norm_", act_and_clip)
+    monkeypatch.setattr(Run, "update", act_and_update)
 
 
 def after_each_save(monkeypatch, action) -> None:
@@ -176,10 +179,10 @@ def test_an_overflow_skips_all_optimizers_and_halves_the_scale(tiny, monkeypatch
     weights = []
     use_scaler(monkeypatch)
     overflow_at([3])
-    at_steps(monkeypatch, range(6), lambda parameters: weights.append(copy.deepcopy(parameters)))
-    assert tiny("--network=mine --max_iters=6 --out_dir=run") == 0
+    at_steps(monkeypatch, range(6), lambda model: weights.append(copy.deepcopy(model.state_dict())))
+    assert tiny("--max_iters=6 --out_dir=run") == 0
     unchanged = [equal(before, after) for before, after in itertools.pairwise(weights)]
-    assert unchanged == [False, False, False, True, False]
+    assert unchanged == [False, False, True, False, False]
     assert checkpoint.load("run/last.pt").scaler["scale"] == 512
     overflow_at([])
     assert train.main(["--resume", "run", "--max_iters", "7"]) == 0
@@ -190,9 +193,7 @@ def test_float16_follows_float32_also_after_an_overflow_and_a_resume(
     tiny, monkeypatch, overflow_at
 ):
     """On a CPU: it shows the scaler and the skipped step, not the numbers of a GPU."""
-    flags = "--network=mine --n_layer=1 --n_embd=32 --max_iters=60 --eval_interval=30"
-    flags += " --log_interval=1"
-    overflow_at([])
+    flags = "--n_layer=1 --n_embd=32 --max_iters=60 --eval_interval=30 --log_interval=1"
     assert tiny(f"{flags} --dtype=float32 --out_dir=float32") == 0
     # No flag trains in float16 on a CPU.
     monkeypatch.setattr(torch, "bfloat16", torch.float16)
@@ -258,7 +259,7 @@ def test_a_compiled_run_resumes_exactly_and_equals_an_eager_run(tiny, monkeypatc
 
 @pytest.mark.parametrize("fails", ["never", "forward", "backward"])
 def test_trying_the_compiler_changes_nothing_but_a_warning(
-    tiny, monkeypatch, capsys, fails, edit_network
+    tiny, monkeypatch, capsys, fails, change_network
 ):
     """Neither weights nor buffers, whether it works or not."""
 
@@ -276,12 +277,16 @@ def test_trying_the_compiler_changes_nothing_but_a_warning(
 
         return compiled
 
-    init = "self.init_weights()\n"
-    counts = "self.calls += self.training\n        x_BTC = norm(self.embedding(ids_BT))"
-    buffer = '        self.register_buffer("calls", torch.zeros(()))\n'
-    edit_network("quill", {init: init + buffer, "x_BTC = norm(self.embedding(ids_BT))": counts})
+    def count_call(network, args):
+        network.calls += network.training
+
+    def count_calls(network):
+        network.register_buffer("calls", torch.zeros(()))
+        network.register_forward_pre_hook(count_call)
+
+    change_network(count_calls)
     monkeypatch.setattr(torch, "compile", compile)
-    flags = "--max_iters=4 --dropout=0.2 --gradient_accumulation_steps=2 --network=mine"
+    flags = "--max_iters=4 --dropout=0.2 --gradient_accumulation_steps=2"
     assert tiny(f"{flags} --compile=on --out_dir=tried") == 0
     warning = "warning: training without torch.compile: no C++ compiler\n"
     assert capsys.readouterr().err.count(warning) == (fails != "never")
@@ -292,12 +297,13 @@ def test_trying_the_compiler_changes_nothing_but_a_warning(
     assert equal(eager.optimizers, tried.optimizers)
 
 
-def test_operations_that_do_not_repeat_exactly_are_warned_of(tiny, edit_network, recwarn):
-    put = """logits_BTV = self.head(norm(x_BTC))
+def test_operations_that_do_not_repeat_exactly_are_warned_of(tiny, change_network, recwarn):
+    def put(network, args, logits_BTV):
         zeros = torch.zeros(9, dtype=torch.int64)
-        return logits_BTV.put(zeros, logits_BTV.new_ones(9), accumulate=False)"""
-    edit_network("quill", {"return self.head(norm(x_BTC))": put})
-    assert tiny("--network=mine --max_iters=1") == 0
+        return logits_BTV.put(zeros, logits_BTV.new_ones(9), accumulate=False)
+
+    change_network(lambda network: network.register_forward_hook(put))
+    assert tiny("--max_iters=1") == 0
     assert any("deterministic" in str(warning.message) for warning in recwarn)
 
 
@@ -324,7 +330,7 @@ def test_a_training_step_stays_on_the_device_of_the_model(T):
     ids_BT = torch.zeros(3, T, dtype=torch.int64, device="meta")
     logits_BTV = model(ids_BT)
     training_loss(logits_BTV, ids_BT, 0.9).backward()
-    train.clip_grad_norm_(model.parameters(), 1.0)
+    clip_grad_norm_(model.parameters(), 1.0)
     muon, _ = make_optimizers(model, OptimConfig(), muon_dtype=torch.bfloat16)
     muon.step()
 
@@ -478,24 +484,27 @@ def test_the_average_is_that_of_the_weights_and_is_learned_from(tiny, text_file,
     """The network learns from it from step AVERAGE_FROM on. Only the average is used."""
     monkeypatch.setattr(train, "AVERAGE_FROM", 3)
     weights = []
-    at_steps(monkeypatch, range(99), lambda parameters: weights.append(copy.deepcopy(parameters)))
+
+    def keep_weights(model):
+        weights.append(copy.deepcopy(model.state_dict()))
+
+    at_steps(monkeypatch, range(99), keep_weights)
     flags = f"{STEPS} --dropout=0.2 --train_temperature=0.7"
     assert tiny(f"{flags} --out_dir=without") == 0
     without = weights[:]
     weights.clear()
     assert tiny(f"{flags} --ema_decay=0.8 --out_dir=run") == 0
     same = [equal(a, b) for a, b in zip(weights, without, strict=True)]
-    assert same == [True] * 4 + [False] * 12  # before a step; the fourth is the first to differ
+    assert same == [True] * 3 + [False] * 13
     saved = checkpoint.load("run/last.pt")
+    seed_all(1337)
     model = make_network(make_config(TrainConfig, saved.config), len(saved.vocab))
-    model.load_state_dict(saved.trained)
-    average = weights[0]
-    for step, after in enumerate([*weights[1:], list(model.parameters())]):
+    average = copy.deepcopy(model.state_dict())
+    for step, after in enumerate(weights):
         decay = min(0.8, (step + 1) / (step + 5))
-        average = [decay * a + (1 - decay) * w for a, w in zip(average, after, strict=True)]
-    names = [name for name, _ in model.named_parameters()]
-    for name, expected in zip(names, average, strict=True):
-        torch.testing.assert_close(saved.model[name], expected.detach())
+        average = {name: decay * average[name] + (1 - decay) * after[name] for name in average}
+    torch.testing.assert_close(saved.model, average)
+    assert equal(saved.trained, weights[-1])
     assert not checkpoint.load("without/last.pt").trained
 
     model.load_state_dict(saved.model)
@@ -507,13 +516,17 @@ def test_the_average_is_that_of_the_weights_and_is_learned_from(tiny, text_file,
     assert saved.val_loss == pytest.approx(loss, abs=1e-6)
 
 
-def test_the_average_predicts_without_dropout(tiny, edit_network, monkeypatch):
+def test_the_average_predicts_without_dropout(tiny, change_network, monkeypatch):
     monkeypatch.setattr(train, "AVERAGE_FROM", 3)
-    line = "x_BTC = norm(self.embedding(ids_BT))"
-    counts = f"MODES.append(self.training)\n        {line}"
-    edit_network("quill", {"class GPT(": "MODES = []\n\n\nclass GPT(", line: counts})
-    assert tiny(f"{STEPS} --network=mine --dropout=0.2 --ema_decay=0.8 --out_dir=run") == 0
-    assert sys.modules["model.networks.mine"].MODES.count(True) == 16  # once in each step
+    modes = []
+
+    def keep_mode(network, args):
+        modes.append(network.training)
+
+    change_network(lambda network: network.register_forward_pre_hook(keep_mode))
+    assert tiny(f"{STEPS} --dropout=0.2 --ema_decay=0.8 --out_dir=run") == 0
+    assert modes.count(True) == 16  # once in each step
+    assert modes.count(False) > 13  # of the average, and of evaluations
 
 
 def test_half_of_the_loss_is_that_of_the_averages_predictions():
