@@ -68,7 +68,7 @@ def main(argv: list[str]) -> None:
         return
     text = score(model, config) if config.score is not None else write(model, config)
     if config.attention is not None:
-        with atomic_write(Path(config.attention)) as file:
+        with atomic_write(Path(os.path.expanduser(config.attention))) as file:
             file.write(model.attention_page(text).encode("utf-8", "replace"))
 
 
@@ -79,7 +79,7 @@ def require_consistent(config: SampleConfig) -> None:
         if len(given) > 1:
             raise UserError(f"{' and '.join(given)} are mutually exclusive. Give one of them.")
     if config.attention is not None:
-        path = Path(config.attention)
+        path = Path(os.path.expanduser(config.attention))
         if path.suffix != ".html" or not os.path.isdir(path.parent):
             raise UserError(
                 f"attention is {config.attention!r}. Name an .html file in a folder that exists."
@@ -176,7 +176,7 @@ def score(model: TrainedModel, config: SampleConfig) -> str:
 
 def read_input(name: str, model: TrainedModel) -> str:
     """The text of a file in the corpus's encoding, or of standard input, which is UTF-8."""
-    return read_text(Path(name), "utf-8" if name == "-" else model.network.config.encoding)
+    return read_text(Path(os.path.expanduser(name)), "utf-8" if name == "-" else model.encoding)
 
 
 if __name__ == "__main__":

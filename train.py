@@ -8,6 +8,7 @@ if sys.version_info < (3, 11):
 START_TIME = time.perf_counter()  # of the program; its imports take a second or two
 
 import math
+import os
 from pathlib import Path
 
 import torch
@@ -21,9 +22,9 @@ from model.run.checkpoint import Learner
 from model.run.run import start_run
 from model.run.setup import Command, load_saved, open_run_dir, parse_train_command, set_up
 from model.schedule import learning_rate
-from model.system.device import seed_all
+from model.system.device import deterministic, seed_all
 from model.system.errors import report_errors
-from model.system.processes import Processes
+from model.system.processes import Processes, leave_on_signals
 
 
 @report_errors
@@ -31,7 +32,12 @@ def main(argv: list[str]) -> None:
     """The command line: start a run, or resume one."""
     start_time = START_TIME if __name__ == "__main__" else time.perf_counter()
     command = parse_train_command(argv)
-    with Processes(start_time) as processes, open_run_dir(command, processes) as run_dir:
+    with (
+        leave_on_signals(),
+        deterministic(),
+        Processes(start_time, os.environ) as processes,
+        open_run_dir(command, processes) as run_dir,
+    ):
         signal = train(command, run_dir, processes)
     if signal:
         sys.exit(128 + signal)

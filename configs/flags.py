@@ -96,7 +96,9 @@ class ConfigParser(argparse.ArgumentParser):
         for name, value in values.items():
             if name not in self.keys:
                 self.refuse_key(name)
-            if isinstance(value, bool):
+            if value == []:
+                self.refuse(f"{name} is []. Give a value, or leave it out.")
+            if isinstance(value, bool) and f"--no-{name}" in self._option_string_actions:
                 words.append(f"--{name}" if value else f"--no-{name}")
             elif isinstance(value, list):
                 words += [f"--{name}={item}" for item in value]

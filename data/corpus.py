@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from configs.settings import DataConfig, TrainConfig
+from configs.settings import TEXT_FILES, DataConfig, TrainConfig
 from data.check import check_split
 from data.reader import (
     find_text_files,
@@ -171,14 +171,15 @@ def open_corpus(config: DataConfig, vocab: str = "") -> Corpus:
     """
     require_encoding(config.encoding)
     paths = [str(tiny_shakespeare())] if config.data is None else config.data
-    files = find_text_files(paths)
+    files, others = find_text_files(paths)
     chunks = read_chunks(files, config.encoding)
     bar = tqdm(chunks, "reading the text", unit=" chunks", delay=1, disable=None)
     known_chars = len(vocab)
     ids_N, vocab, sha256 = encode(bar, vocab)
     name = "standard input" if paths[0] == "-" else paths[0]
     if len(paths) > 1 or os.path.isdir(paths[0]):
-        name += f" ({len(files):,} file{'s' if len(files) > 1 else ''})"
+        skipped = f"; {others:,} others are not {TEXT_FILES}" if others else ""
+        name += f" ({len(files):,} file{'s' if len(files) > 1 else ''}{skipped})"
     if (ids_N == ids_N[:1]).all():
         raise UserError(f"{name} is empty or repeats one character. There is nothing to learn.")
     stretches = split(ids_N, config.val_fraction, config.val_split)

@@ -32,8 +32,8 @@ SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 PATH = Path(__file__).with_name(".tinyshakespeare.txt")  # --data data does not read it
 
 
-def find_text_files(paths: Sequence[str]) -> list[Path]:
-    """The files to read, in order.
+def find_text_files(paths: Sequence[str]) -> tuple[list[Path], int]:
+    """The files to read, in order; how many others lie in the same folders.
 
     A path is a file (or a pipe, or - for standard input), or a folder, which stands for the
     TEXT_FILES in it and its subfolders, in the order in which a person counts. Names that begin
@@ -44,9 +44,9 @@ def find_text_files(paths: Sequence[str]) -> list[Path]:
     def refuse(error: OSError) -> NoReturn:
         raise UserError(f"{error.filename} cannot be read: {error.strerror}. Use another --data.")
 
-    files = []
+    files, others = [], 0
     for path in map(Path, paths):
-        if not path.is_dir():
+        if not os.path.isdir(path):
             files.append(path)
             continue
         found = []
@@ -55,12 +55,14 @@ def find_text_files(paths: Sequence[str]) -> list[Path]:
             for name in subfolders:
                 if os.path.islink(linked := Path(folder, name)):
                     raise UserError(f"{linked} is a link to a folder. Name the folder itself.")
-            texts = [name for name in names if name.lower().endswith(TEXT_FILES) and name[0] != "."]
+            shown = [name for name in names if not name.startswith(".")]
+            texts = [name for name in shown if name.lower().endswith(TEXT_FILES)]
+            others += len(shown) - len(texts)
             found += [Path(folder, name) for name in texts if os.path.isfile(Path(folder, name))]
         if not found:
             raise UserError(f"{path} has no {TEXT_FILES} files. Name files of text: --data A B.")
         files += sorted(found, key=counting_order)
-    return files
+    return files, others
 
 
 def is_pipe(path: Path | str) -> bool:
@@ -105,7 +107,7 @@ def read_file(file: Path, encoding: str) -> Iterator[str]:
         "Convert a document or an archive to plain text. If the rest of a text is right, leave the "
         f"wrong bytes out: iconv -f {encoding} -t {encoding} -c FILE > clean.txt. If all of it is "
         f"in another encoding (cp1252, utf-16): iconv -f cp1252 -t {encoding} FILE > clean.txt, or "
-        "train.py --encoding cp1252"
+        "train with --encoding cp1252"
     )
     decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder(encoding)(), translate=True)
     try:
@@ -118,9 +120,9 @@ def read_file(file: Path, encoding: str) -> Iterator[str]:
                 text = decoder.decode(chunk, final=not chunk)
                 if "\0" in text:
                     raise UserError(
-                        f"{name} is not {encoding} text: it has NUL bytes. Try --encoding utf-16 "
-                        "or utf-16-le. If it is UTF-8 with stray NULs: tr -d '\\000' < FILE > "
-                        "clean.txt"
+                        f"{name} is not {encoding} text: it has NUL bytes. If it is UTF-8 with "
+                        "stray NULs: tr -d '\\000' < FILE > clean.txt. If it is UTF-16: iconv -f "
+                        "utf-16 -t utf-8 FILE > clean.txt, or train with --encoding utf-16"
                     )
                 yield text.removeprefix("\ufeff") if size == len(chunk) else text
     except UnicodeDecodeError as error:
@@ -130,7 +132,8 @@ def read_file(file: Path, encoding: str) -> Iterator[str]:
     except UnicodeError as error:
         raise UserError(f"{name} is not {encoding} text: {error}. {repair}") from None
     except OSError as error:
-        raise UserError(f"{name} cannot be read: {error.strerror}.") from None
+        hint = " Name the folder instead of a pattern." if "*" in str(name) else ""
+        raise UserError(f"{name} cannot be read: {error.strerror}.{hint}") from None
 
 
 def read_text(file: Path, encoding: str) -> str:

@@ -21,7 +21,7 @@ from model.system.errors import AbortError
 class GenerationConfig:
     """How each character is chosen, and how many are written."""
 
-    max_new_tokens: Annotated[int, "characters to write", "[1, 1e15]"] = 500
+    max_new_tokens: Annotated[int, "characters to write", "[1, 1e9]"] = 500
     num_samples: Annotated[int, "texts to write", "[1, 1000000]"] = 1
     temperature: Annotated[float, "below 1: safer, 0: always the likeliest", "[0, inf)"] = 0.8
     top_k: Annotated[int, "sample from the k likeliest characters (0: from all)", "[0, 1e15]"] = 0

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.networks import eval_mode
-from model.system.device import Machine, seed_all
+from model.system.device import Machine
 
 
 def training_loss(
@@ -39,8 +39,7 @@ def cross_entropy(logits_BTV: Tensor, target: Tensor) -> Tensor:
 
 @torch.no_grad()  # inference_mode would spoil tensors that an edited network keeps for training
 def evaluate(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], machine: Machine) -> float:
-    """Mean loss of all characters of all batches (x_BT, y_BT), of all processes. Deterministic."""
-    seed_all(0)  # for a network that draws random numbers here, too
+    """Mean loss of all characters of all batches (x_BT, y_BT), of all processes."""
     nats, chars = [], 0
     with eval_mode(model), machine.autocast():
         for batch in batches:

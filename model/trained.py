@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from configs.settings import DeviceConfig
+from configs.flags import make_config
+from configs.settings import DeviceConfig, TrainConfig
 from data.corpus import cut_windows
 from data.tokenizer import CharTokenizer
 from model.generate import GenerationConfig, first_character, generate
@@ -18,6 +19,7 @@ from model.loss import evaluate
 from model.networks import count_parameters
 from model.run import checkpoint
 from model.system.device import sampling_machine
+from model.system.errors import UserError
 
 
 class TrainedModel:
@@ -33,6 +35,7 @@ class TrainedModel:
         saved, self.path = checkpoint.load(path), path
         self.network, self.vocab = checkpoint.load_model(saved), saved.vocab
         self.tokenizer = CharTokenizer(saved.vocab)
+        self.encoding = make_config(TrainConfig, saved.config).encoding  # of the corpus
         config = DeviceConfig(device, dtype)
         self.machine = sampling_machine(config, count_parameters(self.network), texts)
         self.network.to(self.machine.device)
@@ -51,12 +54,19 @@ class TrainedModel:
     ) -> Iterator[tuple[int, str]]:
         """(0, character) while the texts are written, then (i, text) for all but the first."""
         ids = self.tokenizer.encode(prompt or first_character(self.vocab), "the prompt").tolist()
-        with torch.inference_mode(), self.machine.autocast():
-            yield from generate(self.network, self.vocab, ids, config, stop)
+        pieces = generate(self.network, self.vocab, ids, config, stop)
+        while True:
+            with torch.inference_mode(), self.machine.autocast():  # not while the caller runs
+                piece = next(pieces, None)
+            if piece is None:
+                return
+            yield piece
 
     def loss(self, text: str) -> float:
         """Nats per character, of all but the first, measured as in an evaluation."""
         ids_N = torch.from_numpy(self.tokenizer.encode(text))
+        if len(ids_N) < 2:
+            raise UserError(f"the text is {text!r}. A loss needs two characters or more.")
         with torch.inference_mode():
             return evaluate(self.network, self.batches(ids_N), self.machine)
 

@@ -199,12 +199,11 @@ def forkserver() -> multiprocessing.context.ForkServerContext:
 
 
 def torchrun_variables(count: int) -> list[dict[str, str]]:
-    """The environment variables that torchrun sets in each of `count` processes."""
+    """The environment variables that torchrun and others set in each of `count` processes."""
     with socket.socket() as free_socket:
         free_socket.bind(("localhost", 0))
         port = str(free_socket.getsockname()[1])
     common = {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "WORLD_SIZE": str(count)}
-    common |= {"TORCHELASTIC_RUN_ID": "tests"}
     return [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)]
 
 

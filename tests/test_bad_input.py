@@ -24,6 +24,7 @@ FILES = {
     "folder/readme.md": b"no text here, exactly",
     "empty_folder/.hidden.txt": b"a text",
     "preset.toml": b"",
+    "list.toml": b"data = []",
     "text.gz": gzip.compress(LINES.encode()),
     "novel.docx": b"PK\x03\x04and so on",
     "paper.pdf": b"%PDF-1.7\n",
@@ -82,11 +83,19 @@ CASES = [
     ("sample.py --out_dir=runs/it", "unknown key 'out_dir'"),
     ("train.py --resume folder", "folder/last.pt cannot be read"),
     ("train.py --resume runs/it/best.pt", "cp runs/it/best.pt NEW/last.pt", "--init_from runs/it"),
-    (
-        "train.py --resume only_best",
-        "only_best/last.pt cannot be read",
-        "last.pt cannot be read",
-    ),
+    ("train.py --resume only_best", "only_best/last.pt cannot be read", "cp only_best/best.pt NEW"),
+    ("train.py --resume damaged", "damaged/last.pt is not a", "cp damaged/best.pt NEW/last.pt"),
+    ("train.py --resume runs", "runs/last.pt cannot be read", "such as runs/it"),
+    ("sample.py runs", "runs/best.pt cannot be read", "such as runs/it"),
+    ("train.py --bias True", "'True'", "--bias, --no-bias"),
+    ("train.py list.toml", "data is []"),
+    ("train.py --data 'missing/*.txt'", "missing/*.txt cannot be read", "Name the folder"),
+    (f"train.py --data {'x' * 300}", "cannot be read: File name too long"),
+    (f"train.py --out_dir {'x' * 300}", "cannot be written", "File name too long"),
+    (f"sample.py {'x' * 300}", "cannot be read: File name too long"),
+    (f"sample.py --score {'x' * 300}", "cannot be read: File name too long"),
+    ("train.py --out_dir '~nosuchuser/x'", "There is no such user"),
+    ("sample.py --score wide.txt", "wide.txt is not utf-8", "iconv"),
     ("train.py --resume runs/it --max_iters 19", "max_iters is 19", "has made 20 steps"),
     ("train.py --resume runs/it --learning_rate 1", "learning_rate cannot be changed"),
     ("train.py --resume runs/it --data other.txt", "is not the text of this run", "--init_from"),
@@ -119,9 +128,10 @@ def folder(tmp_path_factory, trained_run) -> Path:
         for name, content in FILES.items():
             Path(name).parent.mkdir(exist_ok=True)
             Path(name).write_bytes(content)
-        for run in ("runs/it", "only_best", "only_last"):
+        for run in ("runs/it", "only_best", "only_last", "damaged"):
             shutil.copytree(trained_run, run)
         Path("only_best/last.pt").unlink()
+        Path("damaged/last.pt").write_bytes(b"damaged")
         Path("only_last/best.pt").unlink()
     return folder
 

@@ -501,3 +501,11 @@ def test_several_processes_do_not_share_standard_input(text_file):
         _, errors = process.communicate(timeout=120)
         assert process.returncode == 2
         assert "several processes cannot read the same stream" in errors
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_before_the_first_save_leaves_no_empty_folder(tiny, monkeypatch, number):
+    """A cluster stops jobs by SIGTERM."""
+    monkeypatch.setattr(train, "make_optimizers", lambda *_, **__: os.kill(os.getpid(), number))
+    assert tiny("--max_iters=3") == 128 + number
+    assert not list(Path("runs").iterdir())

@@ -252,3 +252,25 @@ def test_standard_output_on_a_full_disk_ends_with_one_line(run_dir, monkeypatch,
     assert sample.main([]) == 1
     error = capsys.readouterr().err.splitlines()[-1]
     assert error == "error: [Errno 28] No space left on device"
+
+
+def test_the_newest_run_that_has_the_checkpoint_is_taken(trained_run, capsys):
+    """One that was just started has no best.pt."""
+    for i, name in enumerate(("a", "b")):
+        shutil.copytree(trained_run, f"runs/{name}")
+        for path in Path("runs", name).glob("*.pt"):
+            os.utime(path, (i, i))
+    Path("runs/b/best.pt").unlink()
+    for which, run in (("best", "a"), ("last", "b")):
+        assert sample.main([f"--which={which}", "--max_new_tokens=3"]) == 0
+        assert f"runs/{run}/{which}.pt" in capsys.readouterr().err
+
+
+def test_a_network_may_keep_its_own_settings_only(tiny, edit_network):
+    """Not the encoding of the corpus, in which prompts are read."""
+    own = "GPTConfig(**{name: getattr(config, name) for name in GPTConfig.__dataclass_fields__})"
+    line = "self.config = config\n        self.embedding"
+    edit_network("quill", {line: line.replace("= config", f"= {own}")})
+    assert tiny("--network=mine --max_iters=1 --out_dir=run") == 0
+    Path("prompt.txt").write_text("KATE")
+    assert sample.main(["run", "--prompt_file=prompt.txt", "--max_new_tokens=3"]) == 0

@@ -9,10 +9,12 @@ import re
 import shutil
 import signal
 import sys
+import threading
 import time
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -21,6 +23,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.tensorboard import SummaryWriter
 
+import sample
 import train
 from configs.flags import make_config
 from configs.recipe import Budget, block_parameters, recipe, step_flops
@@ -288,7 +291,7 @@ def test_trying_the_compiler_changes_nothing_but_a_warning(
     monkeypatch.setattr(torch, "compile", compile)
     flags = "--max_iters=4 --dropout=0.2 --gradient_accumulation_steps=2"
     assert tiny(f"{flags} --compile=on --out_dir=tried") == 0
-    warning = "warning: training without torch.compile: no C++ compiler\n"
+    warning = "without torch.compile: no C++ compiler. If it worked before, delete /"
     assert capsys.readouterr().err.count(warning) == (fails != "never")
     assert tiny(f"{flags} --compile=off --out_dir=eager") == 0
     eager, tried = (checkpoint.load(f"{run}/last.pt") for run in ("eager", "tried"))
@@ -368,7 +371,7 @@ def test_what_a_run_directory_holds(tiny, text_file, capsys):
         Path("run", name).touch()  # what others put there is kept
     Path(f"run/best.pt.{'0123abcd' * 4}.tmp").touch()  # of a killed process
     assert train.main(["--resume", "run", "--max_iters", "25"]) == 0
-    assert "warning" not in capsys.readouterr().out  # of TensorBoard
+    assert not capsys.readouterr().err  # of TensorBoard
     names = {"config.toml", "last.pt", "best.pt", "summary.json", "train", "val", "notes.tmp"}
     names |= {"best.pt.old.tmp"}
     assert {path.name for path in run.iterdir()} == names
@@ -662,13 +665,18 @@ def test_a_finished_run_completes_missing_files_and_goes_on(tiny, monkeypatch, c
     assert speeds == pytest.approx([4 * 16 / 3] * 2)
 
 
-def test_times_are_measured_and_decide_when_to_save(tiny, monkeypatch):
+def test_times_are_measured_and_decide_when_to_save(tiny, monkeypatch, capsys):
+    """Where there is no progress bar, a line says so."""
     clock, saved = Clock(monkeypatch, step_seconds=100, eval_seconds=7), []
     after_each_save(monkeypatch, lambda path: saved.append(checkpoint.load(path).step))
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: False)
     assert tiny("--max_iters=20 --eval_interval=10 --out_dir=run") == 0
     # At step 0, after evaluations, and after more than SAVE_SECONDS = 600. Also before the first
     # evaluation: by the speed of the steps, it may take more than LONG_EVALUATION = 10.
     assert saved == [0, 7, 10, 10, 17, 20]
+    output = capsys.readouterr().out
+    lines = re.findall(r"step +(\d+)  training loss \d\.\d+, (\d+) minutes left", output)
+    assert lines == [("7", "22"), ("17", "5")]
     state = checkpoint.load("run/last.pt")
     assert clock.now == state.seconds == 2000 + 2 * 7
     assert state.chars_per_second == 4 * 16 / 100  # evaluations left out
@@ -775,8 +783,10 @@ def test_flags_of_a_resumed_run_are_kept_even_if_it_is_killed_at_once(tiny, monk
         at_steps(patch, [3], lambda _: os.kill(os.getpid(), signal.SIGINT))
         assert tiny("--max_iters=6 --out_dir=run") == 130
     at_steps(monkeypatch, [0], lambda _: shutil.copytree("run", "killed"))
+    assert Path("run/summary.json").exists()
     assert train.main(["--resume", "run", "--max_iters=9"]) == 0
     assert checkpoint.load("killed/last.pt").config["max_iters"] == 9
+    assert not Path("killed/summary.json").exists()  # it would say what an earlier command reached
 
 
 def test_the_run_directory_may_begin_with_the_home_directory(tiny, monkeypatch):
@@ -832,3 +842,61 @@ def test_a_resumed_run_refuses_another_text(tiny, text_file, monkeypatch, capsys
     assert train.main(["--resume", "run", "--data", "moved.txt"]) == 0
     for split in ("train", "val"):
         assert curve(Path("whole"), split) == curve(Path("run"), split)
+
+
+def test_a_setting_that_the_code_lacks_is_refused_by_name(trained_run, capsys):
+    """A resumed run would go on without it. Its weights can be used."""
+    shutil.copytree(trained_run, "run")
+    saved = checkpoint.load("run/last.pt")
+    saved.config["renamed"] = 3
+    checkpoint.save(saved, Path("run/last.pt"), Path("run/best.pt"))
+    assert train.main(["--resume", "run"]) == 2
+    assert re.search("has the setting renamed, .* --init_from run", capsys.readouterr().err)
+    assert sample.main(["run", "--max_new_tokens=3"]) == 0
+
+
+def test_a_worse_model_never_replaces_best_pt(tiny, monkeypatch):
+    """Also if the run was killed between best.pt and last.pt, and goes on in another way."""
+    replace, best = Path.replace, Path("run/best.pt")
+
+    def replace_or_kill(source, path):
+        if path.name == "last.pt" and best.exists() and checkpoint.load(best).step == 20:
+            raise KeyboardInterrupt
+        replace(source, path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", replace_or_kill)
+        assert tiny("--max_iters=40 --eval_interval=10 --warmup_iters=1 --out_dir=run") == 130
+    before = best.read_bytes()
+    assert checkpoint.load("run/last.pt").step == 10
+    assert train.main(["--resume", "run", "--max_iters=11"]) == 0
+    assert best.read_bytes() == before
+    assert summary(Path("run"))["best_iter"] == 20
+
+
+def test_a_run_leaves_python_as_it_was(tiny):
+    """As in a notebook."""
+
+    def state():
+        handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+        return threading.excepthook, torch.get_deterministic_debug_mode(), handlers
+
+    before = state()
+    assert tiny("--max_iters=1 --out_dir=run") == 0
+    assert state() == before
+
+
+WORDS = np.random.default_rng(0).integers(97, 117, (300, 6), np.uint8)
+
+
+@pytest.mark.parametrize(("network", "bound"), [("quill", 2.2), ("gpt", 2.33)])
+def test_the_default_settings_learn(network, bound):
+    """In 24 steps. With a fifth of the learning rate, the losses are 2.48 and 2.45."""
+    rng = np.random.default_rng(0)
+    words = [bytes(word[: 2 + i % 5]).decode() for i, word in enumerate(WORDS)]
+    shares = 1 / np.arange(1, 301)
+    Path("text.txt").write_text(" ".join(rng.choice(words, 20_000, p=shares / shares.sum())))
+    Path("empty.toml").touch()  # the defaults, which are the recipe for Tiny Shakespeare
+    flags = f"empty.toml --data text.txt --val_fraction 0.02 --network {network} --max_iters 24"
+    assert train.main([*flags.split(), "--dtype=float32", "--device=cpu", "--out_dir=run"]) == 0
+    assert summary(Path("run"))["val_loss"] < bound

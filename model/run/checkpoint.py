@@ -25,6 +25,7 @@ from configs.settings import TrainConfig
 from model.networks import make_network
 from model.system.errors import AbortError, UserError, is_out_of_memory
 from model.system.files import atomic_write
+from model.system.terminal import quote
 
 MAGIC = b"QUILLPT8"
 
@@ -49,7 +50,7 @@ class RunState:
     best_step: int | None = None
     chars_per_second: float = 0.0  # of the latest training steps before an evaluation
     seconds: float = 0.0  # wall clock when this was saved, summed over resumes
-    start_seconds: float = 0.0  # the same after the first step
+    start_seconds: float = 0.0  # the same before the first step
 
     def record_evaluation(self, val_loss: float) -> bool:
         """Keep the loss of an evaluation at `step`. Returns whether it is the best so far."""
@@ -100,24 +101,26 @@ def load(path: Path | str) -> Checkpoint:
         problem += ", or it is damaged"
     except OSError as error:
         problem = f"cannot be read: {error.strerror}"
+        is_missing = isinstance(error, FileNotFoundError)
+        if is_missing and (runs := sorted(path.parent.glob(f"*/{path.name}"))):
+            problem += f". Name one of the runs in it, such as {quote(runs[-1].parent)}"
     except (pickle.UnpicklingError, TypeError) as error:
         problem += f": {error}"
     raise UserError(f"{path} {problem}.")
 
 
 def resolve(name: str | None, which: str) -> Path:
-    """The checkpoint path for a run directory, a file, or None (the newest under runs/).
+    """The checkpoint path for a run directory, a file, or None (the newest one under runs/).
 
     `which` is "best" or "last". Raises UserError if there is none at all.
     """
     if name is None:
-        names = ("best.pt", "last.pt")
-        files = [path for name in names for path in Path("runs").glob(f"*/{name}")]
-        files = [path for path in files if path.is_file()]
+        files = list(Path("runs").glob(f"*/{which}.pt"))
         if not files:
-            raise UserError("there is no run under runs/. Train with python train.py, or name one.")
-        name = max(files, key=os.path.getmtime).parent
-    return Path(name, f"{which}.pt") if os.path.isdir(name) else Path(name)
+            raise UserError(f"no run under runs/ has a {which}.pt. Train with python train.py.")
+        return max(files, key=os.path.getmtime)
+    path = Path(os.path.expanduser(name))
+    return path / f"{which}.pt" if os.path.isdir(path) else path
 
 
 def capture(
@@ -133,8 +136,8 @@ def capture(
     tensors = [value for values in kept for value in values.values() if torch.is_tensor(value)]
     if not all(tensor.isfinite().all() for tensor in [*weights, *tensors]):
         raise AbortError(
-            "the weights are no longer finite. Checkpoints saved before are intact. Try --dtype "
-            "float32, or in a new run a smaller --learning_rate."
+            "the weights are no longer finite. Checkpoints saved before are intact. In a new run, "
+            "try a smaller --learning_rate; in half precision, resume with --dtype float32."
         )
     return Checkpoint(
         **vars(state),

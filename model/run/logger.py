@@ -4,6 +4,7 @@ What is written for a person is in model/run/report.py.
 """
 
 import json
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from tqdm import tqdm
 from configs.settings import TrainConfig
 from model.run.checkpoint import RunState
 from model.system.files import atomic_write
+from model.system.terminal import print_line
 
 
 class Logger:
@@ -27,7 +29,7 @@ class Logger:
     def __init__(self, run_dir: Path, config: TrainConfig, state: RunState) -> None:
         """The run begins, or goes on, at `state.step`."""
         self.run_dir = run_dir
-        threading.excepthook = _ignore_disk_errors
+        self.excepthook, threading.excepthook = threading.excepthook, _ignore_disk_errors
         for leftover in run_dir.glob(f"*.{'[0-9a-f]' * 32}.tmp"):
             leftover.unlink()  # of a killed process, see atomic_write
         # What a killed run logged after its last checkpoint is dropped: from these steps on.
@@ -48,6 +50,13 @@ class Logger:
     def show_loss(self, loss: float) -> None:
         """Write the training loss beside the bar, which shows it when it moves."""
         self.bar.set_postfix_str(f"loss {loss:.3f}", refresh=False)
+
+    def print_progress(self, step: int, progress: float, seconds: float) -> None:
+        """A line, where no terminal shows the bar. The run has taken so many seconds."""
+        if self.bar.disable:
+            left = seconds * (1 - progress) / max(progress, 1e-9) / 60
+            loss = getattr(self.bar, "postfix", "")
+            print_line(f"step {step:>6}  training {loss}, {left:,.0f} minutes left", sys.stdout)
 
     def add_scalars(self, split: str, step: int, values: dict[str, float]) -> None:
         """A point of the curve of each tag."""
@@ -78,6 +87,7 @@ class Logger:
         self.bar.close()
         for writer in self.writers.values():
             writer.close()
+        threading.excepthook = self.excepthook
 
 
 def _ignore_disk_errors(failure: threading.ExceptHookArgs) -> None:

@@ -56,6 +56,13 @@ def print_header(
     print_line("\n".join(lines), sys.stdout)
 
 
+def log_step(logger: Logger, step: int, loss: float, grad_norm: float, lr: float) -> None:
+    """A point of the training curves."""
+    optimizer = {"optimizer/learning_rate": lr, "optimizer/grad_norm": grad_norm}
+    logger.add_scalars("train", step, {"loss": loss} | optimizer)
+    logger.show_loss(loss)
+
+
 def log_evaluation(logger: Logger, state: RunState) -> None:
     """The validation loss, as a point of its curve and as a line."""
     losses = {"loss": state.val_loss, "loss_best": state.best_val_loss}

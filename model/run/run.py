@@ -19,7 +19,7 @@ from model.run import checkpoint, report
 from model.run.checkpoint import Learner, RunState
 from model.run.logger import Logger
 from model.schedule import run_progress
-from model.system.device import Machine
+from model.system.device import Machine, seed_all
 from model.system.errors import require_finite
 from model.system.files import atomic_write
 from model.system.processes import Processes, catch_signals
@@ -128,6 +128,7 @@ class Run:
         state.chars_per_second = self.clock.chars_per_second()
         chars = self.machine.eval_batch_chars(average.vocab_size)
         batches = self.corpus.eval_batches(self.config.block_size, chars, self.machine.processes)
+        seed_all(0)  # for a network that draws random numbers here, too
         val_loss = evaluate(average, batches, self.machine)
         require_finite("validation loss", val_loss, state.step)
         is_best = state.record_evaluation(val_loss)
@@ -148,14 +149,14 @@ class Run:
         if not self.learner.scaler.is_enabled():  # in float16 it may overflow
             require_finite("gradient norm", grad_norm.item(), self.state.step)
         if self.logger:
-            optimizer = {"optimizer/learning_rate": lr, "optimizer/grad_norm": grad_norm.item()}
-            self.logger.add_scalars("train", self.state.step, {"loss": mean_loss} | optimizer)
-            self.logger.show_loss(mean_loss)
+            report.log_step(self.logger, self.state.step, mean_loss, grad_norm.item(), lr)
 
     def save_if_due(self) -> None:
         """Write last.pt every ten minutes."""
         if self.clock.seconds() - self.state.seconds > SAVE_SECONDS:
             self.save()
+            if self.logger:
+                self.logger.print_progress(self.state.step, self.progress, self.clock.seconds())
 
     def save(self, is_best: bool = False) -> None:
         """Write last.pt; if this is the best model so far, before it best.pt."""
@@ -202,13 +203,15 @@ def start_run(
     with catch_signals() as signals:
         run = Run(config, state, learner, run_dir, corpus, machine, clock, signals)
         run.save()
-        is_main = machine.processes.is_main
-        with closing(Logger(run_dir, config, state)) if is_main else nullcontext() as run.logger:
-            if is_main:
+        logger = Logger(run_dir, config, state) if machine.processes.is_main else None
+        with closing(logger) if logger else nullcontext():
+            run.logger = logger
+            if logger:
+                (run_dir / "summary.json").unlink(missing_ok=True)  # of an earlier command
                 settings = to_toml(config)
                 with atomic_write(run_dir / "config.toml") as file:
                     file.write((CONFIG_HEAD + settings).encode())
-                report.log_settings(run.logger, settings, state.step)
+                report.log_settings(logger, settings, state.step)
                 if state.step == 0:
                     report.warn_of_mistake(config, len(corpus.tokenizer.vocab))
             run.update()

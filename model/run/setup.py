@@ -59,17 +59,14 @@ def parse_train_command(argv: list[str]) -> Command:
     parser.add_argument("--resume", metavar="RUN_DIR", help=resume_help)
     flags = parser.parse(argv)
     preset, resume = flags.pop("preset", None), flags.pop("resume", None)
+    if preset in ("True", "False"):  # as in --bias True
+        parser.refuse(f"unexpected argument {preset!r}. A switch takes no value: --bias, --no-bias")
     if resume is not None:
-        resume = Path(resume)
+        resume = Path(os.path.expanduser(resume))
         if resume.name == "last.pt":
             resume = resume.parent
-        elif resume.is_file():  # it could overwrite what lies beside it
-            file = quote(resume)
-            parser.refuse(
-                f"--resume takes a run directory, or its last.pt. To go on from {file}: mkdir NEW "
-                f"&& cp {file} NEW/last.pt, then --resume NEW. To train its weights on another "
-                f"text: --init_from {file}"
-            )
+        elif os.path.isfile(resume):
+            parser.refuse(f"--resume takes a run directory, or its last.pt. {go_on_from(resume)}")
         if preset is not None:
             parser.refuse(f"--resume takes all keys from the checkpoint. Leave out {preset!r}.")
         if fixed := sorted(flags.keys() - set(RESUMABLE)):
@@ -113,9 +110,7 @@ def open_run_dir(command: Command, processes: Processes) -> Iterator[Path]:
 def load_saved(command: Command) -> Checkpoint:
     """The checkpoint of --resume or --init_from, or an empty one."""
     if command.resume is not None:
-        saved = checkpoint.load(command.resume / "last.pt")
-        if not (command.resume / "best.pt").exists():  # the next evaluation writes it
-            saved.val_loss = saved.val_step = saved.best_val_loss = saved.best_step = None
+        saved = load_run(command.resume)
         max_iters = command.given.get("max_iters", saved.config["max_iters"])
         if max_iters < saved.step:
             raise UserError(f"max_iters is {max_iters}, but the run has made {saved.step} steps.")
@@ -123,6 +118,38 @@ def load_saved(command: Command) -> Checkpoint:
     if "init_from" in command.given:
         return checkpoint.load(checkpoint.resolve(command.given["init_from"], "best"))
     return Checkpoint()
+
+
+def load_run(run_dir: Path) -> Checkpoint:
+    """The last.pt of a run, with the best loss of its best.pt: a kill may come between the two.
+
+    Without best.pt, the run counts as not evaluated: its next evaluation writes it.
+    """
+    last, best = run_dir / "last.pt", run_dir / "best.pt"
+    has_best = os.path.exists(best)
+    try:
+        saved = checkpoint.load(last)
+    except UserError as error:
+        raise UserError(f"{error} {go_on_from(best) if has_best else ''}") from None
+    if unknown := sorted(saved.config.keys() - {f.name for f in fields(TrainConfig)}):
+        raise UserError(
+            f"{last} has the setting {unknown[0]}, which this version of Quill lacks. Start a new "
+            f"run from its weights: --init_from {quote(run_dir)}"
+        )
+    kept = checkpoint.load(best) if has_best else Checkpoint()
+    saved.best_val_loss, saved.best_step = kept.best_val_loss, kept.best_step
+    if not has_best:
+        saved.val_loss = saved.val_step = None
+    return saved
+
+
+def go_on_from(path: Path) -> str:
+    """What to type: --resume takes no such file, since it could overwrite what lies beside it."""
+    file = quote(path)
+    return (
+        f"To go on from {file}: mkdir NEW && cp {file} NEW/last.pt, then --resume NEW. To train "
+        f"its weights on another text: --init_from {file}"
+    )
 
 
 def set_up(
@@ -152,24 +179,24 @@ def set_up(
 
 
 def merge_settings(
-    command: Command, saved: dict[str, Any], chosen: dict[str, Any] | None = None
+    command: Command, saved_config: dict[str, Any], chosen: dict[str, Any] | None = None
 ) -> TrainConfig:
     """The settings: what is given, over those of a checkpoint, over what the recipe has chosen.
 
-    `saved` is the config of the checkpoint. For --resume all its keys count, for --init_from those
-    of the network, except dropout. out_dir is left out: a run may be moved. Raises UserError if a
-    key in FIXED is given differently.
+    For --resume all keys of the checkpoint count, for --init_from those of the network, except
+    dropout. out_dir is left out: a run may be moved. Raises UserError if a key in FIXED is given
+    differently.
     """
-    given, inherited = dict(command.given), saved
+    given, inherited = dict(command.given), saved_config
     given.pop("out_dir", None)
     if command.resume is not None:
-        if "-" in saved.get("data", ()) and "data" not in given:
+        if "-" in saved_config.get("data", ()) and "data" not in given:
             raise UserError(
                 "the text of this run came from standard input. Name a file with the same text: "
                 "--data FILE."
             )
-    elif saved:
-        base = make_config(TrainConfig, saved)
+    elif saved_config:
+        base = make_config(TrainConfig, saved_config)
         base = replace(base, n_head=count_heads(base))
         if given.get("n_head") == 0:  # as in a config.toml: that of the weights
             del given["n_head"]

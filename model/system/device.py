@@ -1,12 +1,16 @@
 """The machine that a command computes on: its device, dtype, processes, random numbers."""
 
+import contextlib
 import ctypes
+import math
 import os
 import random
 import re
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -14,7 +18,7 @@ from torch import Tensor, nn
 
 from configs.settings import CompileConfig, DeviceConfig, TrainConfig
 from model.system.errors import UserError
-from model.system.graphs import compile_network, make_graph
+from model.system.graphs import cache_dir, compile_network, make_graph
 from model.system.processes import Processes
 from model.system.terminal import print_line
 
@@ -126,9 +130,11 @@ class Machine:
                 if world_size > 1:
                     print_line("note: --compile off trains without the compiler.", sys.stderr)
                     raise
-                what = "torch.compile" if mode == "on" else "a CUDA graph"
                 problem = str(error).strip().partition("\n")[0][:200]
-                print_line(f"warning: training without {what}: {problem}", sys.stderr)
+                what = f"a CUDA graph: {problem}"
+                if mode == "on":  # a killed run leaves half of a file there
+                    what = f"torch.compile: {problem}. If it worked before, delete {cache_dir()}"
+                print_line(f"warning: training without {what}", sys.stderr)
                 return
             finally:  # as if nothing had been tried
                 network.zero_grad()
@@ -199,7 +205,8 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     if device.type == "cuda":
         is_native = torch.cuda.get_device_capability(device) >= (8, 0)
         return torch.bfloat16 if is_native else torch.float16
-    cpu = torch.cpu.get_capabilities()
+    # PyTorch below 2.10 does not tell what a CPU can do.
+    cpu = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
     # With AVX512-BF16 alone, bfloat16 takes a quarter of float32's time on AMD, twice it on Intel.
     is_amd = str(cpu.get("cpu_name")).startswith("AMD")
     is_fast = cpu.get("amx_bf16") or (cpu.get("avx512_bf16") and is_amd)
@@ -207,17 +214,28 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def training_machine(config: CompileConfig, processes: Processes) -> Machine:
-    """The machine to train on, configured so that training is fast and repeats exactly."""
+    """The machine to train on, configured so that training is fast."""
     device = choose_device(config.device, processes)
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # so that cuBLAS is deterministic
-    # Otherwise the embedding's backward pass on a CPU adds up in a different order each time.
-    # (torch.use_deterministic_algorithms does the same, and imports the compiler, which takes 1 s.)
-    torch.set_deterministic_debug_mode("warn")  # if an operation does not repeat exactly
-    torch.utils.deterministic.fill_uninitialized_memory = False
     torch.set_float32_matmul_precision("high")  # on CUDA, products in float32 are in TF32
     if device.type == "cpu":
         keep_freed_memory()
+        limit_threads()
     return Machine(device, choose_dtype(config.dtype, device), processes)
+
+
+@contextlib.contextmanager
+def deterministic() -> Iterator[None]:
+    """Inside, operations repeat exactly; PyTorch warns of one that does not."""
+    before = torch.get_deterministic_debug_mode()
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # so that cuBLAS is deterministic
+    # Otherwise the embedding's backward pass on a CPU adds up in a different order each time.
+    # (torch.use_deterministic_algorithms does the same, and imports the compiler, which takes 1 s.)
+    torch.set_deterministic_debug_mode("warn")
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    try:
+        yield
+    finally:
+        torch.set_deterministic_debug_mode(before)
 
 
 def sampling_machine(config: DeviceConfig, parameters: int, texts: int) -> Machine:
@@ -239,6 +257,14 @@ def seed_all(*key: int) -> None:
     torch.manual_seed(seed)
     np.random.seed(seed % 2**32)
     random.seed(seed)
+
+
+def limit_threads() -> None:
+    """No more threads than a container may use at once (its quota in cgroup v2)."""
+    with contextlib.suppress(OSError, ValueError):  # no such file, or "max"
+        quota, period = map(int, Path("/sys/fs/cgroup/cpu.max").read_text().split())
+        if "OMP_NUM_THREADS" not in os.environ:
+            torch.set_num_threads(min(torch.get_num_threads(), math.ceil(quota / period)))
 
 
 def keep_freed_memory() -> None:

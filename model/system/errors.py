@@ -79,6 +79,7 @@ def require_finite(name: str, value: float, step: int) -> None:
     """Raise AbortError if a loss or norm is not finite."""
     if not math.isfinite(value):
         raise AbortError(
-            f"the {name} is {value} at step {step}. Checkpoints saved before are intact. Try "
-            "--dtype float32, or in a new run a smaller --learning_rate or more --warmup_iters."
+            f"the {name} is {value} at step {step}. Checkpoints saved before are intact. In a new "
+            "run, try a smaller --learning_rate or more --warmup_iters; in half precision, resume "
+            "with --dtype float32."
         )

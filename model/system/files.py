@@ -1,6 +1,7 @@
 """Files that are written whole or not at all; run directories and their locks."""
 
 import contextlib
+import errno
 import os
 import time
 import uuid
@@ -11,6 +12,8 @@ from typing import BinaryIO
 
 from model.system.errors import UserError
 from model.system.terminal import quote
+
+NO_FSYNC = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)  # of some network file systems
 
 
 @contextlib.contextmanager
@@ -24,7 +27,11 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
         with open(temporary, "wb") as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
+            try:
+                os.fsync(file.fileno())
+            except OSError as error:
+                if error.errno not in NO_FSYNC:
+                    raise
         replace(temporary, path)
     finally:
         with contextlib.suppress(OSError):
@@ -50,7 +57,9 @@ def new_run_dir(out_dir: str | None) -> Iterator[Path]:
     """
     if out_dir is not None and str(Path(out_dir)).startswith("-"):
         raise UserError(f"out_dir is {out_dir!r}. Name a directory without a - in front.")
-    path = Path(out_dir or datetime.now().strftime("runs/%Y%m%d-%H%M%S")).expanduser()
+    path = Path(os.path.expanduser(out_dir or datetime.now().strftime("runs/%Y%m%d-%H%M%S")))
+    if str(path).startswith("~"):
+        raise UserError(f"out_dir is {out_dir!r}. There is no such user.")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         while not out_dir:  # until a name is free: another run may begin in the same second

@@ -20,6 +20,13 @@ def compile_network(network: nn.Module, device_type: str) -> nn.Module:
     return torch.compile(network, dynamic=False, options=options)
 
 
+def cache_dir() -> str:
+    """Where the compiler keeps its results."""
+    from torch._inductor.runtime.runtime_utils import cache_dir  # the compiler takes 1 s
+
+    return cache_dir()
+
+
 class InContext(nn.Module):
     """A network that is called inside a context. make_graphed_callables takes no other function."""
 
@@ -40,8 +47,9 @@ def make_graph(
 
     Logits and gradients are in memory that the next pass overwrites.
     """
-    # PyTorch would warn that gradients come from another stream, that of the graph.
-    torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
+    # PyTorch 2.10 and later would warn that gradients come from another stream, that of the graph.
+    if hasattr(torch.autograd.graph, "set_warn_on_accumulate_grad_stream_mismatch"):
+        torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
     generator = torch.cuda.default_generators[torch.cuda.current_device()]
     before = generator.clone_state()
     try:

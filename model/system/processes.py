@@ -4,9 +4,10 @@ import atexit
 import contextlib
 import os
 import signal
+import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import torch
@@ -14,25 +15,41 @@ import torch.distributed as dist
 from torch import nn
 
 from model.system.errors import AbortError, UserError
+from model.system.terminal import print_line
 
 T = TypeVar("T")
 STOPPING = b"\nThe run saves and stops after this step or evaluation. Ctrl-C again stops at once.\n"
 
 
 class Processes:
-    """The processes that torchrun started, or just this one.
+    """The processes of one run, or just this one.
 
     Each computes its share of every batch. Only the main one, rank 0, reports and writes files.
     """
 
-    def __init__(self, start_time: float | None = None) -> None:
-        """The command began at `start_time` (by time.perf_counter); by default it begins now."""
+    def __init__(
+        self, start_time: float | None = None, variables: Mapping[str, str] | None = None
+    ) -> None:
+        """The command began at `start_time` (by time.perf_counter); by default it begins now.
+
+        `variables` are set by what starts several processes, such as torchrun: RANK, WORLD_SIZE,
+        MASTER_ADDR, MASTER_PORT, and LOCAL_RANK if a process sees several GPUs. Raises UserError if
+        one is missing.
+        """
         self.start_time = time.perf_counter() if start_time is None else start_time
         self.rank, self.local_rank, self.world_size = 0, 0, 1
-        if dist.is_torchelastic_launched():  # by torchrun, which sets these variables
-            self.rank = int(os.environ["RANK"])
-            self.local_rank = int(os.environ["LOCAL_RANK"])
-            self.world_size = int(os.environ["WORLD_SIZE"])
+        variables = variables or {}
+        if int(variables.get("WORLD_SIZE", 1)) > 1:
+            needed = {"RANK", "MASTER_ADDR", "MASTER_PORT"}
+            if torch.cuda.device_count() > 1:
+                needed.add("LOCAL_RANK")
+            if missing := sorted(needed - variables.keys()):
+                raise UserError(
+                    f"WORLD_SIZE is {variables['WORLD_SIZE']}, but {', '.join(missing)} is not "
+                    "set. Set it as torchrun does, or unset WORLD_SIZE."
+                )
+            self.rank, self.world_size = int(variables["RANK"]), int(variables["WORLD_SIZE"])
+            self.local_rank = int(variables.get("LOCAL_RANK", 0))
         self.is_main = self.rank == 0
 
     def __enter__(self) -> "Processes":
@@ -42,6 +59,8 @@ class Processes:
             accelerator = torch.accelerator.current_accelerator(check_available=True)
             if accelerator and dist.is_nccl_available():  # not on Windows
                 backends = f"cpu:gloo,{accelerator.type}:nccl"
+            if self.is_main:
+                print_line(f"waiting for {self.world_size} processes", sys.stdout)
             dist.init_process_group(backends)
         return self
 
@@ -114,17 +133,42 @@ class Processes:
 
 
 @contextlib.contextmanager
+def handle_signals(handler: Callable[[int, object], None], *names: str) -> Iterator[dict]:
+    """Inside, these signals call `handler`. Yields the handlers before, by number.
+
+    A signal that was ignored before, as SIGHUP is under nohup, stays ignored. Outside the main
+    thread, where Python handles no signals, none is handled.
+    """
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        for name in names:
+            number = getattr(signal, name, None)  # Windows has no SIGHUP
+            if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
+                before[number] = signal.signal(number, handler)
+    try:
+        yield before
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
+
+
+@contextlib.contextmanager
+def leave_on_signals() -> Iterator[None]:
+    """Inside, SIGTERM and SIGHUP leave all contexts, as Ctrl-C does, before the program ends."""
+    with handle_signals(lambda number, frame: sys.exit(128 + number), "SIGTERM", "SIGHUP"):
+        yield
+
+
+@contextlib.contextmanager
 def catch_signals() -> Iterator[list[int]]:
     """A list that collects SIGINT, SIGTERM and SIGHUP. A second SIGINT acts at once.
 
     The first signal is answered on standard error. SIGTERM may come twice: from torchrun, and from
-    what stops torchrun. A signal that was ignored before, as SIGHUP is under nohup, stays ignored.
-    Outside the main thread, where Python handles no signals, none is caught.
+    what stops torchrun.
     """
     caught: list[int] = []
-    before = {}
 
-    def handle(number: int, frame: object) -> None:
+    def collect(number: int, frame: object) -> None:
         if not caught:
             with contextlib.suppress(OSError):  # a closed terminal
                 os.write(2, STOPPING)  # print may be in the middle of a line
@@ -132,14 +176,5 @@ def catch_signals() -> Iterator[list[int]]:
         if number == signal.SIGINT:
             signal.signal(number, before[number])
 
-    if threading.current_thread() is threading.main_thread():
-        for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-            number = getattr(signal, name, None)  # Windows has no SIGHUP
-            if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
-                before[number] = signal.getsignal(number)
-                signal.signal(number, handle)
-    try:
+    with handle_signals(collect, "SIGINT", "SIGTERM", "SIGHUP") as before:
         yield caught
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

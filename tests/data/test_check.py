@@ -97,6 +97,35 @@ def test_a_number_at_the_start_of_a_line_is_no_order(start):
     assert said_of_lines(lines, "\n") == []
 
 
+@pytest.mark.parametrize(("copies", "found"), [(1, False), (5, True)])
+def test_lines_that_stand_in_both_parts_are_found_in_any_order(copies, found):
+    """Names, formulas, headlines."""
+    rng = np.random.default_rng(0)
+    lines = ["".join(map(chr, rng.integers(97, 123, rng.integers(4, 30)))) for _ in range(2500)]
+    said = check_lines(rng.permutation(copies * lines).tolist())
+    assert ["sort -u FILE | shuf" in sentence for sentence in said] == [True] * found
+
+
+@pytest.mark.parametrize("kind", ["genome with gaps", "drawing", "piano roll", "separators"])
+def test_what_repeats_itself_is_no_copy(kind):
+    rng = np.random.default_rng(0)
+    rows = rng.choice(list("ACGT"), (1000, 80))
+    if kind == "genome with gaps":
+        rows[rng.permutation(1000)[:100]] = "N"
+    if kind == "drawing":
+        rows = np.where(rows == "A", "#", " ").repeat(8, axis=1)[:, :80]
+    if kind == "piano roll":
+        rows = np.where(rng.random(rows.shape) < 0.01, "#", ".")
+    if kind == "separators":
+        rows[::4] = "-"
+    assert check_lines(["".join(row) for row in rows]) == []
+
+
+def check_lines(lines: list[str]) -> list[str]:
+    ids_N, vocab, _ = encode(["\n".join(lines)])
+    return check_split(ids_N, int(0.9 * len(ids_N)), vocab)
+
+
 @given(st.floats(0, 1))
 @settings(max_examples=20)
 def test_the_share_of_validation_text_that_is_a_copy_is_found(share):

@@ -26,8 +26,9 @@ def test_text_files_are_joined_by_newlines_in_natural_order(tmp_path):
     names += ["c12b2.txt", "c12b11.txt", "d.txt"]
     for name in (*names[::-1], "e.md", "f.md", "g.py", "h", ".i.md"):
         (tmp_path / name).write_text(name)
-    files = find_text_files([str(tmp_path)])
+    files, others = find_text_files([str(tmp_path)])
     assert [str(file.relative_to(tmp_path)) for file in files] == names
+    assert others == 4  # not .i.md
     assert "".join(read_chunks(files, "utf-8")) == "\n".join(names)
 
 
@@ -36,7 +37,7 @@ def test_several_paths_are_read_in_their_order_whatever_their_endings(tmp_path):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(name)
     paths = [str(tmp_path / name) for name in ("b.md", "folder", "a.txt")]
-    files = find_text_files(paths)
+    files, _ = find_text_files(paths)
     assert "".join(read_chunks(files, "utf-8")) == "b.md\nfolder/c.txt\na.txt"
 
 
@@ -57,7 +58,7 @@ def test_the_advice_for_wrong_bytes_leaves_only_them_out(tmp_path, monkeypatch, 
 def test_a_folder_is_read_without_the_downloaded_text(tmp_path):
     for name in ("mine.txt", reader.PATH.name):
         (tmp_path / name).write_text("text")
-    assert find_text_files([tmp_path]) == [tmp_path / "mine.txt"]
+    assert find_text_files([tmp_path])[0] == [tmp_path / "mine.txt"]
 
 
 def test_a_pipe_and_standard_input_are_read(tmp_path, monkeypatch):
@@ -67,7 +68,7 @@ def test_a_pipe_and_standard_input_are_read(tmp_path, monkeypatch):
     )
     writer.start()
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("é".encode())))
-    files = find_text_files([str(tmp_path / "pipe"), "-"])
+    files, _ = find_text_files([str(tmp_path / "pipe"), "-"])
     assert "".join(read_chunks(files, "utf-8")) == "from a pipe\né"
     writer.join()
 
@@ -79,7 +80,7 @@ def test_a_folder_is_read_whole_except_hidden_names_or_refused(tmp_path, monkeyp
     (tmp_path / "g.txt").symlink_to("a/b.txt")
     (tmp_path / "h.txt").symlink_to("missing")
     (tmp_path / ".linked").symlink_to("a")
-    assert find_text_files([tmp_path]) == [tmp_path / "a/b.txt", tmp_path / "g.txt"]
+    assert find_text_files([tmp_path])[0] == [tmp_path / "a/b.txt", tmp_path / "g.txt"]
     with monkeypatch.context() as patch:
 
         def scandir(path):  # root may read every folder

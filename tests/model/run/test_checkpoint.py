@@ -145,7 +145,8 @@ def test_the_newest_run_is_not_a_stray_file(elsewhere):
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).touch()
         os.utime(name, (i, i))
-    assert resolve(None, "best") == Path("runs/b/best.pt")
+    assert resolve(None, "best") == Path("runs/a/best.pt")
+    assert resolve(None, "last") == Path("runs/b/last.pt")
 
 
 def test_running_out_of_memory_is_no_fault_of_the_checkpoint(tmp_path, state, monkeypatch):

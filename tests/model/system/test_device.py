@@ -2,6 +2,7 @@
 
 import os
 import random
+from pathlib import Path
 from unittest.mock import Mock
 
 import numpy as np
@@ -18,7 +19,9 @@ from model.system.device import (
     Machine,
     choose_device,
     choose_dtype,
+    deterministic,
     device_kind,
+    limit_threads,
     sampling_machine,
     seed_all,
     training_machine,
@@ -129,11 +132,12 @@ def test_each_process_uses_only_its_own_gpu(simulated):
 
 
 @pytest.mark.parametrize("workspace", [None, ":16:8"])
-def test_the_workspace_of_cublas_is_one_that_repeats_exactly(simulated, monkeypatch, workspace):
+def test_the_workspace_of_cublas_is_one_that_repeats_exactly(monkeypatch, workspace):
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     if workspace is not None:
         monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", workspace)
-    training_machine(CompileConfig("cuda"), Processes())
+    with deterministic():
+        pass
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == (workspace or ":4096:8")
 
 
@@ -346,6 +350,19 @@ def test_without_a_cuda_graph_training_goes_on_as_if_nothing_had_been_tried(
             outputs.append(forward(IDS_BT))
         assert torch.equal(*outputs)
     assert network.calls == 4
+
+
+@pytest.mark.parametrize(("quota", "expected"), [("150000 100000", 2), ("max 100000", 8)])
+def test_a_container_gets_as_many_threads_as_its_quota(monkeypatch, quota, expected):
+    used = [8]
+    monkeypatch.setattr(Path, "read_text", lambda path: quota)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    monkeypatch.setattr(torch, "set_num_threads", used.append)
+    limit_threads()
+    assert used[-1] == 8  # OMP_NUM_THREADS is set
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    limit_threads()
+    assert used[-1] == expected
 
 
 def test_random_numbers_are_a_function_of_the_seeds_key():

@@ -1,6 +1,7 @@
 """Tests of files that are written whole or not at all, and of run directories."""
 
 import contextlib
+import errno
 import os
 import time
 from pathlib import Path
@@ -32,6 +33,15 @@ def test_atomic_write_replaces_the_file_only_when_it_is_complete(tmp_path, error
     assert path.read_bytes() == b"new content"
     assert link.read_bytes() == b"old"  # it was not written in place
     assert sorted(tmp_path.iterdir()) == [path, link]
+
+
+@pytest.mark.parametrize(("number", "is_ignored"), [(errno.EINVAL, True), (errno.EIO, False)])
+def test_a_file_system_may_have_no_fsync(tmp_path, monkeypatch, number, is_ignored):
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(number, "refused")))
+    expected = contextlib.nullcontext() if is_ignored else pytest.raises(OSError, match="refused")
+    with expected, atomic_write(tmp_path / "file") as file:
+        file.write(b"content")
+    assert (tmp_path / "file").exists() == is_ignored
 
 
 @pytest.mark.parametrize("name", ["x" * 255, "é" * 127])

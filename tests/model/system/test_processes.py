@@ -16,26 +16,34 @@ from tests.conftest import torchrun_variables
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
-def test_processes_share_a_batch_without_gap_or_overlap(monkeypatch, world_size):
-    monkeypatch.setenv("WORLD_SIZE", str(world_size))
+def test_processes_share_a_batch_without_gap_or_overlap(world_size):
     rows = []
-    for rank in range(world_size):
-        monkeypatch.setenv("RANK", str(rank))
-        monkeypatch.setenv("LOCAL_RANK", str(rank))
-        monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
-        assert Processes().batch_rows(8, accumulation_steps=2) == slice(0, 8)
-        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "tests")
-        rows += range(8)[Processes().batch_rows(8, accumulation_steps=2)]
+    for variables in torchrun_variables(world_size):
+        processes = Processes(variables=variables)
+        rows += range(8)[processes.batch_rows(8, accumulation_steps=2)]
         message = rf"batch_size is 9\. .* multiple of .*, {world_size} x 2\."
         with pytest.raises(UserError, match=message):
-            Processes().batch_rows(9, accumulation_steps=2)
+            processes.batch_rows(9, accumulation_steps=2)
     assert rows == list(range(8))
+
+
+@pytest.mark.parametrize(("gpus", "missing"), [(1, "RANK"), (0, "MASTER_ADDR"), (2, "LOCAL_RANK")])
+def test_a_missing_variable_of_several_processes_is_named(monkeypatch, gpus, missing):
+    """Whichever program starts them. LOCAL_RANK is needed only to choose one of several GPUs."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    _, variables = torchrun_variables(2)
+    with pytest.raises(UserError, match=f"WORLD_SIZE is 2, but {missing} is not set"):
+        Processes(variables={key: value for key, value in variables.items() if key != missing})
+    if gpus < 2:
+        del variables["LOCAL_RANK"]
+        assert Processes(variables=variables).local_rank == 0
+    assert Processes(variables=variables | {"WORLD_SIZE": "1"}).world_size == 1
 
 
 def exchange(variables: dict[str, str]) -> None:
     """What each process does: it writes what it gets from the others."""
     os.environ.update(variables)
-    with Processes() as processes:
+    with Processes(variables=os.environ) as processes:
         layer = torch.nn.Linear(2, 1, bias=False)
         layer.register_buffer("rank", torch.tensor(float(processes.rank)))
         layer(torch.tensor([1.0, 2.0]) * processes.rank).sum().backward()
