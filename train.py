@@ -10,21 +10,21 @@ START_TIME = time.perf_counter()  # of the program; its imports take a second or
 import math
 import os
 from pathlib import Path
+from signal import default_int_handler
 
 import torch
 from torch.nn.utils import clip_grad_norm_
 
 from model.loss import cross_entropy, training_loss
 from model.networks import make_network
-from model.optim import AVERAGE_FROM, make_average, make_optimizers, update_average
+from model.optim import AVERAGE_FROM, learning_rate, make_average, make_optimizers, update_average
 from model.run import checkpoint, report
 from model.run.checkpoint import Learner
 from model.run.run import start_run
 from model.run.setup import Command, load_saved, open_run_dir, parse_train_command, set_up
-from model.schedule import learning_rate
 from model.system.device import deterministic, seed_all
 from model.system.errors import report_errors
-from model.system.processes import Processes, leave_on_signals
+from model.system.processes import Processes, handle_signals
 
 
 @report_errors
@@ -33,7 +33,7 @@ def main(argv: list[str]) -> None:
     start_time = START_TIME if __name__ == "__main__" else time.perf_counter()
     command = parse_train_command(argv)
     with (
-        leave_on_signals(),
+        handle_signals(default_int_handler, "SIGTERM", "SIGHUP"),  # as Ctrl-C, until it is saved
         deterministic(),
         Processes(start_time, os.environ) as processes,
         open_run_dir(command, processes) as run_dir,

@@ -24,10 +24,6 @@ OTHER_NAMES = {  # of nanoGPT and others, which mean something else here, or not
     "patience": "best.pt keeps the best model; Ctrl-C ends a run.",
     "save_interval": "Each evaluation saves: --eval_interval. Ctrl-C saves, too.",
 }
-HINTS = {  # to what argparse says
-    "expected": "Write --key=value if the value begins with -.",
-    "ignored explicit": "It takes no value.",
-}
 
 
 class ConfigParser(argparse.ArgumentParser):
@@ -61,8 +57,8 @@ class ConfigParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """What argparse calls."""
-        hints = [hint for words, hint in HINTS.items() if words in message]
-        self.refuse(f"{message}. {''.join(hints) or 'See --help.'}")
+        hint = "Write --key=value if the value begins with -." if "expected" in message else ""
+        self.refuse(f"{message}. {hint or 'See --help.'}")
 
     def refuse(self, message: str) -> NoReturn:
         """End the program with one line on standard error and exit status 2."""

@@ -20,13 +20,7 @@ from tqdm import tqdm
 
 from configs.settings import TEXT_FILES, DataConfig, TrainConfig
 from data.check import check_split
-from data.reader import (
-    find_text_files,
-    is_pipe,
-    read_chunks,
-    require_encoding,
-    tiny_shakespeare,
-)
+from data.reader import find_text_files, is_pipe, read_chunks, require_encoding, tiny_shakespeare
 from data.tokenizer import CharTokenizer, encode, list_some
 from model.system.errors import UserError
 from model.system.processes import Processes

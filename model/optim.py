@@ -1,6 +1,7 @@
-"""Optimizers: Muon for the matrices in the blocks, AdamW for the rest."""
+"""Optimizers (Muon for the matrices in the blocks, AdamW for the rest), their learning rate."""
 
 import copy
+import math
 from collections.abc import Iterable
 
 import torch
@@ -59,6 +60,26 @@ def update_average(average: nn.Module, model: nn.Module, decay: float, step: int
     torch._foreach_lerp_(list(average.parameters()), list(model.parameters()), 1 - decay)
     for kept, buffer in zip(average.buffers(), model.buffers(), strict=True):
         kept.copy_(buffer)
+
+
+def learning_rate(step: int, progress: float, config: OptimConfig) -> float:
+    """The learning rate at a step: a linear warmup, then a decay that ends with the run.
+
+    `progress`, below 1, is the part of the run that is done. Without `min_lr` the rate is the
+    smaller of two straight lines: up to the peak during the warmup, and from the peak at the start
+    of the run to zero at its end. With it, a cosine begins after the warmup and ends at `min_lr`
+    (Loshchilov and Hutter 2017, "SGDR").
+    """
+    warmup = (step + 1) / (config.warmup_iters + 1)
+    if not config.min_lr:
+        return config.learning_rate * min(warmup, 1 - progress)
+    if step < config.warmup_iters:
+        return config.learning_rate * warmup
+    # The warmup's part of the run, as if all steps took as long (with --minutes they may not).
+    warmup_progress = progress * config.warmup_iters / max(step, 1)
+    done = (progress - warmup_progress) / (1 - warmup_progress)
+    cosine = (1 + math.cos(math.pi * done)) / 2
+    return config.min_lr + cosine * (config.learning_rate - config.min_lr)
 
 
 class Muon(Optimizer):

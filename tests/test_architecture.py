@@ -13,7 +13,7 @@ CODE = [
     for folder in ("model", "data", "configs")
     for path in sorted((ROOT / folder).rglob("*.py"))
 ] + ["train.py", "sample.py"]
-PARTS = ("networks", "attention", "layers", "optim", "schedule", "loss", "generate", "system")
+PARTS = ("networks", "attention", "layers", "optim", "loss", "generate", "system")
 MATHEMATICS = {f"model.{name}" for name in PARTS}
 # What each folder or file may import of this repository. The longest name that fits counts.
 MAY_IMPORT = {

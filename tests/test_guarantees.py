@@ -507,5 +507,5 @@ def test_several_processes_do_not_share_standard_input(text_file):
 def test_a_signal_before_the_first_save_leaves_no_empty_folder(tiny, monkeypatch, number):
     """A cluster stops jobs by SIGTERM."""
     monkeypatch.setattr(train, "make_optimizers", lambda *_, **__: os.kill(os.getpid(), number))
-    assert tiny("--max_iters=3") == 128 + number
+    assert tiny("--max_iters=3") == 130  # as after Ctrl-C
     assert not list(Path("runs").iterdir())

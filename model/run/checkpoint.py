@@ -166,11 +166,8 @@ def restore(checkpoint: Checkpoint, learner: Learner, resumes: bool) -> RunState
         model.load_state_dict(checkpoint.trained or checkpoint.model)
         for optimizer, saved in zip(optimizers, checkpoint.optimizers, strict=True):
             # PyTorch matches by position: reordered layers would swap their states.
-            names, saved_names = (
-                [group["param_names"] for group in groups]
-                for groups in (optimizer.param_groups, saved["param_groups"])
-            )
-            if names != saved_names:
+            names = [group["param_names"] for group in optimizer.param_groups]
+            if names != [group["param_names"] for group in saved["param_groups"]]:
                 raise ValueError(f"{type(optimizer).__name__} was saved for other parameters")
             optimizer.load_state_dict(saved)
         if checkpoint.scaler:

@@ -4,9 +4,9 @@ What is written for a person is in model/run/report.py.
 """
 
 import json
-import sys
 import threading
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,6 @@ from tqdm import tqdm
 from configs.settings import TrainConfig
 from model.run.checkpoint import RunState
 from model.system.files import atomic_write
-from model.system.terminal import print_line
 
 
 class Logger:
@@ -51,21 +50,14 @@ class Logger:
         """Write the training loss beside the bar, which shows it when it moves."""
         self.bar.set_postfix_str(f"loss {loss:.3f}", refresh=False)
 
-    def print_progress(self, step: int, progress: float, seconds: float) -> None:
-        """A line, where no terminal shows the bar. The run has taken so many seconds."""
-        if self.bar.disable:
-            left = seconds * (1 - progress) / max(progress, 1e-9) / 60
-            loss = getattr(self.bar, "postfix", "")
-            print_line(f"step {step:>6}  training {loss}, {left:,.0f} minutes left", sys.stdout)
-
     def add_scalars(self, split: str, step: int, values: dict[str, float]) -> None:
         """A point of the curve of each tag."""
         for tag, value in values.items():
             self.writers[split].add_scalar(tag, value, step)
 
     def add_text(self, tag: str, step: int, text: str) -> None:
-        """A text, shown as Markdown."""
-        self.writers["val"].add_text(tag, text, step)
+        """A text, shown as it is: indented, it is code in Markdown."""
+        self.writers["val"].add_text(tag, indent(text, "    ", lambda line: True), step)
 
     def add_image(self, tag: str, step: int, image_HWC: np.ndarray) -> None:
         """An RGB image."""

@@ -3,7 +3,6 @@
 import math
 import sys
 from pathlib import Path
-from textwrap import indent
 from typing import Any
 
 import numpy as np
@@ -82,25 +81,15 @@ def warn_of_mistake(config: TrainConfig, vocab_size: int) -> None:
         print_line(f"warning: the network {config.network} {mistake}.", sys.stderr)
 
 
-def log_settings(logger: Logger, settings: str, step: int) -> None:
-    """The settings of the run, as in config.toml."""
-    logger.add_text("settings", step, as_code(settings))
-
-
 def log_sample(logger: Logger, model: nn.Module, corpus: Corpus, step: int) -> None:
     """A text that the model writes, for TensorBoard and on a terminal."""
     vocab = corpus.tokenizer.vocab
     prompt = corpus.tokenizer.encode(first_character(vocab)).tolist()
     config = GenerationConfig(max_new_tokens=SAMPLE_CHARS)
     sample = "".join(piece for _, piece in generate(model, vocab, prompt, config))
-    logger.add_text("sample", step, as_code(sample))
+    logger.add_text("sample", step, sample)
     if sys.stdout.isatty():
         print_line(f"     {' '.join(sample.split())[:70]}", sys.stdout)
-
-
-def as_code(text: str) -> str:
-    """`text` as code in Markdown, which TensorBoard shows as it is."""
-    return indent(text, "    ", lambda line: True)
 
 
 @torch.no_grad()

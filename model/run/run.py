@@ -18,7 +18,6 @@ from model.loss import evaluate
 from model.run import checkpoint, report
 from model.run.checkpoint import Learner, RunState
 from model.run.logger import Logger
-from model.schedule import run_progress
 from model.system.device import Machine, seed_all
 from model.system.errors import require_finite
 from model.system.files import atomic_write
@@ -66,12 +65,17 @@ class Clock:
         return self.eval_chars / speed if speed else 0.0
 
     def update(self) -> None:
-        """Measure the progress. It never falls, although the time of an evaluation may grow."""
-        state = self.state
-        end = 60 * self.config.minutes - self.eval_seconds()
-        passed = self.seconds() - state.start_seconds
-        progress = run_progress(state.step, self.config, passed, end - state.start_seconds)
-        self.progress = max(progress, self.progress)
+        """How much of the run is done: of its steps or of its time, whichever is more.
+
+        It never falls, although the time of an evaluation may grow. The first step is always made.
+        """
+        state, start = self.state, self.state.start_seconds
+        progress = state.step / self.config.max_iters
+        if self.config.minutes and state.step > 0:
+            available = 60 * self.config.minutes - self.eval_seconds() - start
+            passed = self.seconds() - start
+            progress = max(progress, passed / available if available > 0 else 1.0)
+        self.progress = max(self.progress, min(progress, 1.0))
 
     def end_evaluation(self, start_time: float) -> None:
         """Note how long it took; the speed is measured from here on."""
@@ -155,8 +159,6 @@ class Run:
         """Write last.pt every ten minutes."""
         if self.clock.seconds() - self.state.seconds > SAVE_SECONDS:
             self.save()
-            if self.logger:
-                self.logger.print_progress(self.state.step, self.progress, self.clock.seconds())
 
     def save(self, is_best: bool = False) -> None:
         """Write last.pt; if this is the best model so far, before it best.pt."""
@@ -211,7 +213,7 @@ def start_run(
                 settings = to_toml(config)
                 with atomic_write(run_dir / "config.toml") as file:
                     file.write((CONFIG_HEAD + settings).encode())
-                report.log_settings(logger, settings, state.step)
+                logger.add_text("settings", state.step, settings)
                 if state.step == 0:
                     report.warn_of_mistake(config, len(corpus.tokenizer.vocab))
             run.update()

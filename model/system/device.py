@@ -2,7 +2,6 @@
 
 import contextlib
 import ctypes
-import math
 import os
 import random
 import re
@@ -10,7 +9,6 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -18,7 +16,7 @@ from torch import Tensor, nn
 
 from configs.settings import CompileConfig, DeviceConfig, TrainConfig
 from model.system.errors import UserError
-from model.system.graphs import cache_dir, compile_network, make_graph
+from model.system.graphs import compile_network, make_graph
 from model.system.processes import Processes
 from model.system.terminal import print_line
 
@@ -67,20 +65,15 @@ class Machine:
             return [x.pin_memory().to(self.device, non_blocking=True) for x in batch]
         return [x.to(self.device) for x in batch]
 
-    @property
-    def is_cpu(self) -> bool:
-        """Whether the device is the CPU."""
-        return self.device.type == "cpu"
-
     def eval_batch_chars(self, vocab_size: int) -> int:
         """How many characters an evaluation reads at once."""
-        if self.is_cpu:
+        if self.device.type == "cpu":
             return CPU_EVAL_CHARS
         return min(GPU_EVAL_CHARS, GPU_EVAL_LOGITS // vocab_size)
 
     def synchronize(self) -> None:
         """Wait until a GPU has done all that was asked for."""
-        if not self.is_cpu:
+        if self.device.type != "cpu":
             torch.accelerator.synchronize(self.device)
 
     def make_scaler(self) -> torch.amp.GradScaler:
@@ -101,40 +94,40 @@ class Machine:
         not compute the same.)
         """
         world_size, parts = self.processes.world_size, config.gradient_accumulation_steps
-        mode = config.compile
-        if mode == "auto" and (self.device.type != "cuda" or world_size * parts > 1):
-            mode = "off"
-        if mode == "off":
+        has_graph = self.device.type == "cuda" and world_size == parts == 1
+        if config.compile == "off" or (config.compile == "auto" and not has_graph):
             return
-        if mode == "on" and self.processes.is_main:
+        is_compiled = config.compile == "on"
+        if is_compiled and self.processes.is_main:
             print_line("compiling the network, which takes up to a minute or two", sys.stdout)
-        rows = max(1, config.batch_size // (world_size * parts))
+        size = max(1, config.batch_size // (world_size * parts)), config.block_size
         for network in dict.fromkeys(networks):  # the average may be the network itself
             device = next(network.parameters()).device
-            ids_BT = torch.zeros(rows, config.block_size, dtype=torch.int64, device=device)
-            other_BT = torch.randint_like(ids_BT, network.vocab_size)
+            ids_BT = torch.randint(network.vocab_size, size, device=device)
             buffers = [(buffer, buffer.clone()) for buffer in network.buffers()]
             try:
-                expected = self.try_out(network, other_BT)
-                if mode == "on":
+                expected = self.try_out(network, ids_BT)
+                if is_compiled:
                     self.fast[network] = compile_network(network, self.device.type)
                 else:
                     context = partial(self.autocast, cache_enabled=False)
-                    self.fast[network] = make_graph(network, context, ids_BT)
-                results = self.try_out(network, other_BT)
+                    self.fast[network] = make_graph(network, context, torch.zeros_like(ids_BT))
+                results = self.try_out(network, ids_BT)
                 # In a graph, what Python computes is frozen, such as a counter.
-                if mode == "auto" and not all(map(are_close, results, expected)):
+                if not is_compiled and not all(map(are_close, results, expected)):
                     raise RuntimeError("it computes something else")
             except Exception as error:  # of many types
                 self.fast.pop(network, None)
                 if world_size > 1:
                     print_line("note: --compile off trains without the compiler.", sys.stderr)
                     raise
+                what, hint = "a CUDA graph", ""
+                if is_compiled:  # a kill while it wrote leaves half of a file
+                    from torch._inductor.runtime.runtime_utils import cache_dir
+
+                    what, hint = "torch.compile", f". If it worked before, delete {cache_dir()}"
                 problem = str(error).strip().partition("\n")[0][:200]
-                what = f"a CUDA graph: {problem}"
-                if mode == "on":  # a killed run leaves half of a file there
-                    what = f"torch.compile: {problem}. If it worked before, delete {cache_dir()}"
-                print_line(f"warning: training without {what}", sys.stderr)
+                print_line(f"warning: training without {what}: {problem}{hint}", sys.stderr)
                 return
             finally:  # as if nothing had been tried
                 network.zero_grad()
@@ -219,7 +212,6 @@ def training_machine(config: CompileConfig, processes: Processes) -> Machine:
     torch.set_float32_matmul_precision("high")  # on CUDA, products in float32 are in TF32
     if device.type == "cpu":
         keep_freed_memory()
-        limit_threads()
     return Machine(device, choose_dtype(config.dtype, device), processes)
 
 
@@ -257,14 +249,6 @@ def seed_all(*key: int) -> None:
     torch.manual_seed(seed)
     np.random.seed(seed % 2**32)
     random.seed(seed)
-
-
-def limit_threads() -> None:
-    """No more threads than a container may use at once (its quota in cgroup v2)."""
-    with contextlib.suppress(OSError, ValueError):  # no such file, or "max"
-        quota, period = map(int, Path("/sys/fs/cgroup/cpu.max").read_text().split())
-        if "OMP_NUM_THREADS" not in os.environ:
-            torch.set_num_threads(min(torch.get_num_threads(), math.ceil(quota / period)))
 
 
 def keep_freed_memory() -> None:

@@ -55,8 +55,6 @@ def new_run_dir(out_dir: str | None) -> Iterator[Path]:
     Raises UserError if it is not empty or cannot be written. If nothing is written to it, it is
     removed again.
     """
-    if out_dir is not None and str(Path(out_dir)).startswith("-"):
-        raise UserError(f"out_dir is {out_dir!r}. Name a directory without a - in front.")
     path = Path(os.path.expanduser(out_dir or datetime.now().strftime("runs/%Y%m%d-%H%M%S")))
     if str(path).startswith("~"):
         raise UserError(f"out_dir is {out_dir!r}. There is no such user.")

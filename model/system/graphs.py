@@ -20,13 +20,6 @@ def compile_network(network: nn.Module, device_type: str) -> nn.Module:
     return torch.compile(network, dynamic=False, options=options)
 
 
-def cache_dir() -> str:
-    """Where the compiler keeps its results."""
-    from torch._inductor.runtime.runtime_utils import cache_dir  # the compiler takes 1 s
-
-    return cache_dir()
-
-
 class InContext(nn.Module):
     """A network that is called inside a context. make_graphed_callables takes no other function."""
 

@@ -32,9 +32,8 @@ class Processes:
     ) -> None:
         """The command began at `start_time` (by time.perf_counter); by default it begins now.
 
-        `variables` are set by what starts several processes, such as torchrun: RANK, WORLD_SIZE,
-        MASTER_ADDR, MASTER_PORT, and LOCAL_RANK if a process sees several GPUs. Raises UserError if
-        one is missing.
+        `variables` are what torchrun and others set for several processes. Raises UserError if one
+        is missing.
         """
         self.start_time = time.perf_counter() if start_time is None else start_time
         self.rank, self.local_rank, self.world_size = 0, 0, 1
@@ -150,13 +149,6 @@ def handle_signals(handler: Callable[[int, object], None], *names: str) -> Itera
     finally:
         for number, earlier in before.items():
             signal.signal(number, earlier)
-
-
-@contextlib.contextmanager
-def leave_on_signals() -> Iterator[None]:
-    """Inside, SIGTERM and SIGHUP leave all contexts, as Ctrl-C does, before the program ends."""
-    with handle_signals(lambda number, frame: sys.exit(128 + number), "SIGTERM", "SIGHUP"):
-        yield
 
 
 @contextlib.contextmanager

@@ -22,12 +22,7 @@ import train
 from configs.settings import GPTConfig, OptimConfig
 from model.attention import Cache
 from model.inspect.check import find_mistake
-from model.networks import (
-    eval_mode,
-    make_network,
-    network_class,
-    network_names,
-)
+from model.networks import eval_mode, make_network, network_class, network_names
 from model.optim import make_optimizers
 from tests.conftest import NO_MASK
 from tests.test_train import assert_same_run, at_steps

@@ -2,7 +2,6 @@
 
 import os
 import random
-from pathlib import Path
 from unittest.mock import Mock
 
 import numpy as np
@@ -21,7 +20,6 @@ from model.system.device import (
     choose_dtype,
     deterministic,
     device_kind,
-    limit_threads,
     sampling_machine,
     seed_all,
     training_machine,
@@ -350,19 +348,6 @@ def test_without_a_cuda_graph_training_goes_on_as_if_nothing_had_been_tried(
             outputs.append(forward(IDS_BT))
         assert torch.equal(*outputs)
     assert network.calls == 4
-
-
-@pytest.mark.parametrize(("quota", "expected"), [("150000 100000", 2), ("max 100000", 8)])
-def test_a_container_gets_as_many_threads_as_its_quota(monkeypatch, quota, expected):
-    used = [8]
-    monkeypatch.setattr(Path, "read_text", lambda path: quota)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
-    monkeypatch.setattr(torch, "set_num_threads", used.append)
-    limit_threads()
-    assert used[-1] == 8  # OMP_NUM_THREADS is set
-    monkeypatch.delenv("OMP_NUM_THREADS")
-    limit_threads()
-    assert used[-1] == expected
 
 
 def test_random_numbers_are_a_function_of_the_seeds_key():
