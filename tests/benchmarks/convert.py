@@ -43,9 +43,8 @@ def load_nanogpt(ckpt_path: Path, meta_path: Path) -> Checkpoint:
     config = {"network": "gpt"} | {name: saved["model_args"][name] for name in SIZES}
     weights, step = convert(saved["model"]), saved["iter_num"]
     loaded = Checkpoint(config=config, vocab=vocab, model=weights, step=step)
-    checkpoint.load_weights(
-        loaded, make_network(GPTConfig(**config), len(vocab))
-    )  # checks the shapes
+    # Checks the shapes
+    checkpoint.load_weights(loaded, make_network(GPTConfig(**config), len(vocab)))
     return loaded
 
 
