@@ -47,7 +47,7 @@ class TrainedModel:
         `settings` are those of GenerationConfig: temperature, top_k, top_p, seed.
         """
         config = GenerationConfig(max_new_tokens=length, **settings)
-        return prompt + "".join(piece for _, piece in self.generate(prompt, config, stop))
+        return prompt + "".join(piece for i, piece in self.generate(prompt, config, stop) if i == 0)
 
     def generate(
         self, prompt: str, config: GenerationConfig, stop: str = ""

@@ -65,7 +65,7 @@ def parse_train_command(argv: list[str]) -> Command:
         resume = Path(os.path.expanduser(resume))
         if resume.name == "last.pt":
             resume = resume.parent
-        elif os.path.isfile(resume):
+        elif resume.suffix == ".pt":
             parser.refuse(f"--resume takes a run directory, or its last.pt. {go_on_from(resume)}")
         if preset is not None:
             parser.refuse(f"--resume takes all keys from the checkpoint. Leave out {preset!r}.")
