@@ -60,7 +60,9 @@ class Processes:
                 backends = f"cpu:gloo,{accelerator.type}:nccl"
             if self.is_main:
                 print_line(f"waiting for {self.world_size} processes", sys.stdout)
-            dist.init_process_group(backends)
+            # It waits in C++, where Python handles no signals: these end the process at once.
+            with handle_signals(signal.SIG_DFL, "SIGINT", "SIGTERM"):
+                dist.init_process_group(backends)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
@@ -132,7 +134,7 @@ class Processes:
 
 
 @contextlib.contextmanager
-def handle_signals(handler: Callable[[int, object], None], *names: str) -> Iterator[dict]:
+def handle_signals(handler: Callable | signal.Handlers, *names: str) -> Iterator[dict]:
     """Inside, these signals call `handler`. Yields the handlers before, by number.
 
     A signal that was ignored before, as SIGHUP is under nohup, stays ignored. Outside the main

@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from torch.distributed.distributed_c10d import Backend, BackendConfig
 
 from model.system.errors import UserError
 from model.system.processes import Processes, catch_signals
-from tests.conftest import torchrun_variables
+from tests.conftest import ROOT, torchrun_variables
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
@@ -85,6 +87,15 @@ def test_processes_exchange_tensors_of_cpu_and_accelerator(kind, has_nccl, monke
     assert {"cpu", kind or "cpu"} <= backend_of.keys()
     assert backend_of["cpu"] == Backend.GLOO
     assert backend_of["cuda"] == (Backend.NCCL if kind and has_nccl else Backend.GLOO)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_process_that_waits_for_others_can_be_stopped(number):
+    command, env = [sys.executable, str(ROOT / "train.py")], os.environ | torchrun_variables(2)[0]
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "waiting for 2 processes\n"
+        process.send_signal(number)
+        assert process.wait(60) in (-number, 130)
 
 
 def test_signals_are_caught_temporarily_except_ignored_ones(capfd):
