@@ -1,1 +1,1 @@
-"""From text files to batches of token ids. Imports configs/; of model/, files and terminal only."""
+"""From text files to batches of token ids. Imports configs/ and model/system/ only."""

@@ -1,1 +1,1 @@
-"""The machine: devices, processes, files, errors, signals. Of Quill, it imports settings only."""
+"""The machine: devices, processes, signals, files, errors. Imports settings only."""
