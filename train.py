@@ -113,7 +113,7 @@ def train(command: Command, run_dir: Path, processes: Processes) -> int:
             state.step += 1
             run.update()  # looks at the clock and for signals
             run.save_if_due()  # every ten minutes
-        run.finish()
+        run.finish(command.uses_recipe)
     return run.signal
 
 

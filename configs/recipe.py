@@ -11,7 +11,7 @@ channels, 8 examples of 256 characters in a step; an average of 0 is none):
        200,000    825           10   0.01    0.995         0.88      0.0           0.5
        300,000    825           10   0.01    0.995          0.9      0.0           0.5
        400,000  1,100           10  0.007      0.0          1.0      0.0           0.5
-     1,000,000  1,100            4  0.007      0.0          1.0      0.0           0.5
+     1,000,000  1,100            8  0.007      0.0          1.0      0.0           0.5
 
 On a GPU, Tiny Shakespeare gets 4 blocks of 192 channels and 413 steps of 64 examples with a rate of
 0.014, an average, a temperature of 0.8. With --minutes, the network grows with the time.
@@ -104,10 +104,12 @@ def recipe(budget: Budget) -> dict[str, Any]:
     if has_weights:
         learning_rate = 1e-3  # with 7e-3 they overfit a short text within 40 steps
 
-    # Evaluations: 1.8 for each time that the text is read, which is a fifteenth of the training
-    # time; on a GPU one takes as long as 130 steps, mostly for its sample. But 2 to 10.
-    readings = steps * chars_per_step / budget.train_chars
-    evaluations = min(max(round(steps / 130 if is_gpu else 1.8 * readings), 2), 10)
+    # Evaluations: a fifteenth of the training time, but eight if they take less than a sixth. One
+    # reads a tenth of the text (at most a million characters) without a backward pass; on a GPU it
+    # takes as long as 130 steps, mostly for its sample.
+    affordable = steps * chars_per_step / min(budget.train_chars / 27, 350_000)
+    often = steps / 130 if is_gpu else max(affordable / 15, min(affordable / 6, 8))
+    evaluations = min(max(round(often), 2), 10)
     is_compiled = budget.device == "cpu" and seconds > COMPILE_SECONDS * max(1, n_layer / 4)
     return {
         "block_size": budget.block_size,

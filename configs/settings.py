@@ -93,7 +93,7 @@ class RunConfig:
     init_from: Annotated[str | None, "run or checkpoint whose weights to start with"] = None
     out_dir: Annotated[str | None, "run directory; default: runs/<date>-<time>"] = None
     seed: Annotated[int, "same seed, same machine: same result", "[0, 1e15]"] = 1337
-    eval_interval: Annotated[int, "steps between evaluations", "[1, 1e15]"] = 275
+    eval_interval: Annotated[int, "steps between evaluations", "[1, 1e15]"] = 138
     log_interval: Annotated[int, "steps between points of the training curve", "[1, 1e15]"] = 10
 
 

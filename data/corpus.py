@@ -24,6 +24,7 @@ from data.reader import find_text_files, is_pipe, read_chunks, require_encoding,
 from data.tokenizer import CharTokenizer, encode, list_some
 from model.system.errors import UserError
 from model.system.processes import Processes
+from model.system.terminal import shorten
 
 MAX_EVAL_CHARS = 1 << 20  # at most this many validation characters are evaluated
 MAX_PIECES, MIN_STRETCH = 100, 2000  # with `val_split` spread; the latter: validation characters
@@ -58,10 +59,6 @@ class Corpus:
         """Those that the checkpoint, whose vocabulary `tokenizer` extends, does not know."""
         return list_some(self.tokenizer.vocab[self.known_chars :])
 
-    def eval_chars(self, block_size: int) -> int:
-        """How many characters an evaluation predicts."""
-        return sum(len(starts_B) * T for starts_B, T in self.eval_windows(block_size, block_size))
-
     def require_length(self, block_size: int) -> None:
         """Raise UserError if a part is not longer than an example."""
         if min(self.train_chars, self.val_chars) <= block_size:
@@ -73,7 +70,7 @@ class Corpus:
 
     def describe(self, block_size: int) -> str:
         """The text and its sizes for a person."""
-        used = self.eval_chars(block_size)
+        used = sum(len(starts_B) * T for starts_B, T in self.eval_windows(block_size, block_size))
         sampled = "" if used >= self.val_chars - 1 else f" (evaluated on {used:,} of them)"
         error = CHAR_LOSS_DEVIATION / math.sqrt(used)
         uncertain = f"\n        losses on so little text are uncertain by {error:.2f} nats"
@@ -170,7 +167,7 @@ def open_corpus(config: DataConfig, vocab: str = "") -> Corpus:
     bar = tqdm(chunks, "reading the text", unit=" chunks", delay=1, disable=None)
     known_chars = len(vocab)
     ids_N, vocab, sha256 = encode(bar, vocab)
-    name = "standard input" if paths[0] == "-" else paths[0]
+    name = "standard input" if paths[0] == "-" else str(shorten(paths[0]))
     if len(paths) > 1 or os.path.isdir(paths[0]):
         skipped = f"; {others:,} others are not {TEXT_FILES}" if others else ""
         name += f" ({len(files):,} file{'s' if len(files) > 1 else ''}{skipped})"

@@ -24,13 +24,12 @@ import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tensorboard.summary.writer.record_writer import RecordWriter
-from torch.utils.tensorboard import SummaryWriter
 
 import sample
 import train
 from configs.flags import ConfigParser
 from configs.settings import TrainConfig
-from model.run import checkpoint
+from model.run import checkpoint, report
 from model.system import device
 from tests.conftest import (
     ROOT,
@@ -76,7 +75,7 @@ def test_a_killed_and_resumed_run_equals_an_uninterrupted_run(
     monkeypatch.setattr(train, "AVERAGE_FROM", 3)
     flags = f"--network={network} --max_iters=8 --eval_interval=4 --log_interval=1 --dropout=0.2"
     flags += f" --gradient_accumulation_steps=2 --ema_decay={decay} --out_dir="
-    fsync, write, add_scalar = os.fsync, RecordWriter.write, SummaryWriter.add_scalar
+    fsync, write, log_sample = os.fsync, RecordWriter.write, report.log_sample
     copies, whole = [], Path("whole")
 
     def copy_run(_=None):
@@ -87,10 +86,9 @@ def test_a_killed_and_resumed_run_equals_an_uninterrupted_run(
             copy_run()
         fsync(file)
 
-    def copy_run_and_add(writer, tag, *args):
-        if tag == "loss_best":  # it is evaluated, but not yet saved
-            copy_run()
-        add_scalar(writer, tag, *args)
+    def copy_run_and_log_sample(*args):  # it is evaluated, but not yet saved
+        copy_run()
+        log_sample(*args)
 
     def write_slowly(*args):  # to the event files: each save must wait for them
         time.sleep(0.005)
@@ -99,7 +97,7 @@ def test_a_killed_and_resumed_run_equals_an_uninterrupted_run(
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", copy_run_and_sync)
         patch.setattr(RecordWriter, "write", write_slowly)
-        patch.setattr(SummaryWriter, "add_scalar", copy_run_and_add)
+        patch.setattr(report, "log_sample", copy_run_and_log_sample)
         at_steps(patch, [2, 5], copy_run)
         assert tiny(f"{flags}whole") == 0
     files = [path for copy in copies for path in copy.glob("*.*")]
@@ -120,14 +118,20 @@ def test_a_killed_and_resumed_run_equals_an_uninterrupted_run(
         assert [step for step, _ in curve(copy, "train")] == list(range(8))
 
 
+def stop_by(number: int) -> Callable:
+    return lambda *_: os.kill(os.getpid(), number)
+
+
 def test_a_signal_saves_and_tells_how_to_resume(tiny, monkeypatch, capsys):
-    """In any step, also the first and the last one, and one that is to be evaluated."""
+    """Before the first step, in it, in the last one, in one that is to be evaluated."""
     flags = f"{STEPS} --out_dir="
     assert tiny(f"{flags}whole") == 0
-    for number, step in ((signal.SIGINT, 8), (signal.SIGTERM, 16), (signal.SIGHUP, 1)):
-        run, name = Path(number.name), number.name
+    for step, number in {8: signal.SIGINT, 16: signal.SIGTERM, 1: signal.SIGHUP, 0: 15}.items():
+        run, name = Path(f"stopped{step}"), f"stopped{step}"
         with monkeypatch.context() as patch:
-            at_steps(patch, [step - 1], lambda _, number=number: os.kill(os.getpid(), number))
+            at_steps(patch, [step - 1], stop_by(number))
+            if step == 0:
+                patch.setattr(report, "warn_of_mistake", stop_by(number))
             capsys.readouterr()
             assert tiny(f"{flags}{name}") == 128 + number
         output = capsys.readouterr().out
@@ -150,14 +154,12 @@ def test_a_run_in_a_thread_catches_no_signals(tiny):
 
 def test_a_signal_in_the_last_evaluation_changes_nothing(tiny, monkeypatch):
     """The run is complete, so a command after && runs."""
-    add_scalar = SummaryWriter.add_scalar
 
-    def stop_and_add(writer, tag, value, step):
-        if tag == "loss_best" and step == 4:
+    def stop(logger, model, corpus, step):
+        if step == 4:
             os.kill(os.getpid(), signal.SIGINT)
-        add_scalar(writer, tag, value, step)
 
-    monkeypatch.setattr(SummaryWriter, "add_scalar", stop_and_add)
+    monkeypatch.setattr(report, "log_sample", stop)
     assert tiny("--max_iters=4 --eval_interval=2 --out_dir=run") == 0
     assert summary(Path("run"))["iters"] == checkpoint.load("run/last.pt").val_step == 4
 

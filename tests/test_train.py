@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+import tomllib
 from collections import Counter
 from pathlib import Path
 
@@ -21,7 +22,6 @@ import torch.nn.functional as F
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.nn.utils import clip_grad_norm_
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.tensorboard import SummaryWriter
 
 import sample
 import train
@@ -39,7 +39,7 @@ from model.run.run import Run
 from model.run.setup import choose_settings
 from model.system.device import Machine, choose_dtype, seed_all
 from model.system.processes import Processes
-from tests.conftest import LINES, NO_MASK, TINY, curve, summary
+from tests.conftest import AUTO_DTYPE, LINES, NO_MASK, TINY, curve, summary
 
 STEPS = "--max_iters=16 --eval_interval=8 --log_interval=1"
 
@@ -106,17 +106,17 @@ class Clock:
     """Simulated: only training steps and evaluations move it on, by these seconds."""
 
     def __init__(self, monkeypatch, step_seconds: float, eval_seconds: float) -> None:
-        self.now, add_scalar = 0.0, SummaryWriter.add_scalar
+        self.now = 0.0
 
         def pass_time(_):
             self.now += step_seconds
 
-        def add_and_pass_time(writer, tag, *args):
-            self.now += eval_seconds * (tag == "loss_best")  # after each evaluation
-            add_scalar(writer, tag, *args)
+        def evaluate_and_pass_time(*args):
+            self.now += eval_seconds
+            return evaluate(*args)
 
         monkeypatch.setattr(time, "perf_counter", lambda: self.now)
-        monkeypatch.setattr(SummaryWriter, "add_scalar", add_and_pass_time)
+        monkeypatch.setattr("model.run.run.evaluate", evaluate_and_pass_time)
         at_steps(monkeypatch, range(10**6), pass_time)
 
 
@@ -213,7 +213,7 @@ def test_float16_follows_float32_also_after_an_overflow_and_a_resume(
     assert saved.scaler["scale"] == checkpoint.load("killed/last.pt").scaler["scale"] / 2
     assert losses[59] < losses[20]
     overflow_at([10])
-    assert train.main(["--resume", "killed"]) == 0
+    assert train.main(["--resume", "killed", "--dtype=bfloat16"]) == 0
     assert_same_run(Path("float16"), Path("killed"))
 
 
@@ -383,11 +383,11 @@ def test_what_a_run_directory_holds(tiny, text_file, capsys):
     assert result["seconds"] > 0 < result["chars_per_second"]
 
     losses = dict(curve(run, "val"))
-    assert sorted(losses) == [10, 15, 20, 25]
+    assert sorted(losses) == [0, 10, 15, 20, 25]
+    assert losses[0] == pytest.approx(math.log(len(set(text))), rel=0.01)  # it guesses
     assert losses[result["best_iter"]] == pytest.approx(result["best_val_loss"])
-    assert curve(run, "val", "loss_best")[-1][1] == pytest.approx(result["best_val_loss"])
+    assert [step for step, _ in curve(run, "val", "speed/chars_per_second")] == [10, 15, 20, 25]
     assert [step for step, _ in curve(run, "train")] == [0, 10, 20]
-    assert curve(run, "train")[0][1] == pytest.approx(math.log(len(set(text))), rel=0.01)
     for tag in ("learning_rate", "grad_norm"):
         assert all(0 < value < 1e9 for _, value in curve(run, "train", f"optimizer/{tag}"))
     train_events, events = (EventAccumulator(f"run/{split}").Reload() for split in ("train", "val"))
@@ -408,14 +408,21 @@ def test_the_output_describes_the_run_and_shows_samples(
     monkeypatch.setattr(report, "SAMPLE_CHARS", 60)
     assert tiny("--max_iters=6 --eval_interval=3 --out_dir=run") == 0
     output = capsys.readouterr()
-    for words in ("device  cpu", "corpus  ", "model   quill, 2 blocks", "parameters", "best    "):
+    for words in ("device  cpu", "corpus  ", "model   quill, 2 blocks, each with 2 heads, 16"):
         assert words in output.out
-    for command in ("sample.py run", "train.py --resume run --max_iters 12", "tensorboard"):
-        assert command in output.out
-    assert output.out.count("validation loss") == 2
+    assert "  learning_rate 0.007, weight_decay 0.5\n" in output.out  # what is on
+    for words in (
+        "sample.py run\n",
+        "--attention page",
+        "--data text.txt --minutes 10\n",
+        "dir .\n",
+    ):
+        assert words in output.out
+    assert "--resume" not in output.out
+    assert output.out.count("validation loss") == 3
     assert ("\r" in output.err) == err  # a progress bar, and nothing else
     assert err or not output.err
-    assert len(re.findall(r"\n     .*␛.*\n", output.out)) == (2 if out else 0)
+    assert len(re.findall(r"\n     .*␛.*\n", output.out)) == (3 if out else 0)
     assert "\x1b" not in output.out + output.err
 
 
@@ -577,10 +584,10 @@ def test_a_run_with_a_spread_validation_text_is_exact(tiny, text_file, monkeypat
 def test_a_loss_above_that_of_a_guess_is_no_overfitting(text_file, capsys):
     """But a learning rate that is too high, first of all."""
     corpus = open_corpus(DataConfig((str(text_file),)))
-    words = {331.0: "Try a smaller --learning_rate", 2.5: "Overfitting", 2.005: "sample.py"}
+    words = {331.0: "try a smaller --learning_rate", 2.5: "Overfitting", 2.005: "sample.py"}
     for val_loss, expected in words.items():
         state = RunState(step=9, val_loss=val_loss, val_step=9, best_val_loss=2.0, best_step=5)
-        report.print_result(state, TrainConfig(), corpus, Path("run"), stopped=0)
+        report.print_result(state, TrainConfig(), corpus, Path("run"), is_new=True, signal=0)
         output = capsys.readouterr().out
         assert expected in output
         assert ("Overfitting" in output) == (val_loss == 2.5)
@@ -644,6 +651,17 @@ def test_the_saved_config_repeats_a_run(trained_run, text_file, monkeypatch):
         assert_same_run(Path("whole"), run)
 
 
+def test_config_toml_says_what_ran_but_a_run_goes_on_where_there_is_another_device(text_file):
+    flags = [flag for flag in TINY if flag not in ("--n_head=2", "--device=cpu")]
+    flags += ["--data", str(text_file), *STEPS.split(), "--out_dir"]
+    assert train.main([*flags, "run"]) == 0
+    ran = tomllib.loads(Path("run/config.toml").read_text())
+    assert (ran["n_head"], ran["device"], ran["dtype"]) == (1, "cpu", AUTO_DTYPE)
+    assert checkpoint.load("run/last.pt").config["device"] == "auto"
+    assert train.main(["run/config.toml", "--device=cpu", "--out_dir=again"]) == 0
+    assert curve(Path("again"), "val") == curve(Path("run"), "val")
+
+
 def test_a_finished_run_completes_missing_files_and_goes_on(tiny, monkeypatch, capsys):
     clock = Clock(monkeypatch, step_seconds=3, eval_seconds=0)
     assert tiny("--max_iters=25 --eval_interval=10 --out_dir=run") == 0
@@ -659,7 +677,8 @@ def test_a_finished_run_completes_missing_files_and_goes_on(tiny, monkeypatch, c
         assert "step     25" not in output  # it was evaluated before
         assert summary(Path("run"))["iters"] == (40 if flags else 25)
     assert checkpoint.load("run/last.pt").config["max_iters"] == 40
-    assert [step for step, _ in curve(Path("run"), "val")] == [10, 20, 25, 30, 40]  # 25: the end
+    steps = [step for step, _ in curve(Path("run"), "val")]
+    assert steps == [0, 10, 20, 25, 30, 40]  # 25: the end
     assert summary(Path("run"))["seconds"] == 40 * 3
     speeds = [speed for _, speed in curve(Path("run"), "val", "speed/chars_per_second")[-2:]]
     assert speeds == pytest.approx([4 * 16 / 3] * 2)
@@ -669,11 +688,11 @@ def test_times_are_measured_and_decide_when_to_save(tiny, monkeypatch):
     clock, saved = Clock(monkeypatch, step_seconds=100, eval_seconds=7), []
     after_each_save(monkeypatch, lambda path: saved.append(checkpoint.load(path).step))
     assert tiny("--max_iters=20 --eval_interval=10 --out_dir=run") == 0
-    # At step 0, after evaluations, and after more than SAVE_SECONDS = 600. Also before the first
-    # evaluation: by the speed of the steps, it may take more than LONG_EVALUATION = 10.
-    assert saved == [0, 7, 10, 10, 17, 20]
+    # At the start, after evaluations, and after more than SAVE_SECONDS = 600
+    assert saved == [0, 0, 7, 10, 17, 20]
     state = checkpoint.load("run/last.pt")
-    assert clock.now == state.seconds == 2000 + 2 * 7
+    assert clock.now == state.seconds == 2000 + 3 * 7
+    assert state.eval_seconds == 7
     assert state.chars_per_second == 4 * 16 / 100  # evaluations left out
 
 
@@ -695,13 +714,12 @@ def test_minutes_end_a_run_by_the_clock(tiny, monkeypatch):
     run = Path("run")
     state, evaluated = checkpoint.load(run / "last.pt"), dict(curve(run, "val"))
     assert state.seconds == pytest.approx(120, abs=1)
-    assert [*evaluated] == [40, 80, state.step]
+    assert [*evaluated] == [0, 40, 80, state.step]
     rates, start = curve(run, "train", "optimizer/learning_rate"), state.start_seconds
     assert rates[0][1] == pytest.approx(0.01)
-    guess = (len(LINES) // 10) / (3 * 4 * 16)  # of the time that an evaluation takes
     for step, lr in rates[1:]:
         seconds = step + 2 * (step >= 40) + 2 * (step >= 80)
-        progress = max(step / 400, seconds / (120 - start - (2 if step >= 40 else guess)))
+        progress = max(step / 400, seconds / (120 - start - 2))
         assert lr == pytest.approx(0.01 * (1 - progress), rel=1e-3)
 
     for path in (*Path().glob("killed*"), run):
@@ -760,17 +778,17 @@ def test_the_recipe_is_the_same_for_every_split(text_file):
     assert chosen[0] == chosen[1]
 
 
-def test_minutes_make_at_least_one_step(tiny, monkeypatch, capsys):
+@pytest.mark.parametrize("eval_seconds", [0.5, 29, 35, 59])
+def test_minutes_make_at_least_one_step(tiny, monkeypatch, capsys, eval_seconds):
+    """If two evaluations do not fit in, exactly one: it ends late by less than an evaluation."""
     Path("empty.toml").touch()
-    for minutes in (1, 1e-9):
-        with monkeypatch.context() as patch:
-            clock = Clock(patch, step_seconds=1, eval_seconds=0.5)
-            clock.now = 1e6  # since the start of this process, in which there may be several runs
-            flags = f"--minutes={minutes} --max_iters=1000000 --out_dir={minutes}"
-            assert tiny(flags, "empty.toml") == 0
-        assert len(curve(Path(str(minutes)), "val")) == 1
-        assert (summary(Path(str(minutes)))["iters"] == 1) == (minutes < 1)
-        assert "read the text" not in capsys.readouterr().out  # nobody knows yet how often
+    clock = Clock(monkeypatch, step_seconds=1, eval_seconds=eval_seconds)
+    clock.now = 1e6  # since the start of this process, in which there may be several runs
+    assert tiny("--minutes=1 --max_iters=1000000 --out_dir=run", "empty.toml") == 0
+    result = summary(Path("run"))
+    assert (result["iters"] == 1) == (eval_seconds > 30)
+    assert 59 < result["seconds"] <= 60 + max(1, eval_seconds)
+    assert "read the text" not in capsys.readouterr().out  # nobody knows yet how often
 
 
 def test_flags_of_a_resumed_run_are_kept_even_if_it_is_killed_at_once(tiny, monkeypatch):
@@ -803,11 +821,12 @@ def test_a_resumed_run_takes_its_settings_from_the_checkpoint(tiny):
 
 
 @pytest.mark.parametrize("step", [4, 2], ids=["finished", "snapshot"])
-def test_a_run_without_best_pt_gets_one(tiny, step):
+def test_a_run_without_best_pt_gets_one(tiny, monkeypatch, step):
     """At its next evaluation. A snapshot is resumed in a directory of its own."""
+    after_each_save(monkeypatch, lambda path: shutil.copy(path, f"{checkpoint.load(path).step}.pt"))
     assert tiny("--max_iters=4 --eval_interval=2 --learning_rate=0 --out_dir=run") == 0
     Path("new").mkdir()
-    shutil.copy(f"run/{'best' if step == 2 else 'last'}.pt", "new/last.pt")
+    shutil.copy(f"{step}.pt", "new/last.pt")
     assert checkpoint.load("new/last.pt").step == step
     assert train.main(["--resume", "new"]) == 0
     assert checkpoint.load("new/best.pt").step == step
@@ -819,7 +838,7 @@ def test_a_finished_run_with_minutes_names_more_than_it_has_taken(tiny, monkeypa
     assert tiny("--max_iters=4 --out_dir=run") == 0
     assert train.main(["--resume", "run", "--minutes=1", "--max_iters=9"]) == 0
     more = re.search(r"--minutes (\S+)", capsys.readouterr().out.splitlines()[-2])
-    assert float(more[1]) == 4  # twice the two minutes that it has taken
+    assert float(more[1]) == 3  # it has taken two
 
 
 def test_a_resumed_run_refuses_another_text(tiny, text_file, monkeypatch, capsys):

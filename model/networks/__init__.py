@@ -44,8 +44,7 @@ def require_consistent(config: GPTConfig) -> None:
                 f"{field.name} is {value}, but it is not in the settings of the network "
                 f"{config.network} (model/networks/{config.network}.py)."
             )
-    if config.n_embd % (2 * count_heads(config)):
-        heads = count_heads(config)
+    if config.n_embd % (2 * (heads := count_heads(config))):
         nearest = max(1, round(config.n_embd / (2 * heads))) * 2 * heads
         raise UserError(
             f"n_embd is {config.n_embd}, which {heads} heads cannot divide into even widths. "

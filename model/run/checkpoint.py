@@ -48,9 +48,10 @@ class RunState:
     val_step: int | None = None
     best_val_loss: float | None = None
     best_step: int | None = None
-    chars_per_second: float = 0.0  # of the latest training steps before an evaluation
+    chars_per_second: float = 0.0  # of the latest training steps before an evaluation, if any
+    eval_seconds: float = 0.0  # the latest evaluation took so long
     seconds: float = 0.0  # wall clock when this was saved, summed over resumes
-    start_seconds: float = 0.0  # the same before the first step
+    start_seconds: float = 0.0  # the same before the first step, when step 0 was evaluated
 
     def record_evaluation(self, val_loss: float) -> bool:
         """Keep the loss of an evaluation at `step`. Returns whether it is the best so far."""

@@ -15,11 +15,11 @@ from model.generate import GenerationConfig, first_character, generate
 from model.inspect.check import find_mistake
 from model.inspect.maps import MAP_CHARS, draw_weights
 from model.inspect.record import record_attention
-from model.networks import count_heads, count_parameters, eval_mode
+from model.networks import count_parameters, eval_mode
 from model.run.checkpoint import RunState
 from model.run.logger import Logger
 from model.system.device import Machine
-from model.system.terminal import print_line, quote
+from model.system.terminal import print_line, quote, shorten
 
 SAMPLE_CHARS = 150  # written after each evaluation
 MAX_MAPS = 64  # pictures of heads after each evaluation
@@ -33,25 +33,25 @@ def print_header(
     limit, readings = "", f", which read the text {epochs:.1f} times"
     if config.minutes:  # nobody knows yet how many steps there will be
         limit, readings = f"{config.minutes:.3g} minutes, at most ", ""
-    heads = config.n_layer * count_heads(config)
+    keys = ("learning_rate", "weight_decay", "dropout", "train_temperature", "ema_decay")
+    values = {key: getattr(config, key) for key in keys}
+    off = dict.fromkeys(keys, 0) | {"train_temperature": 1}
+    settings = [f"{key} {value:g}" for key, value in values.items() if value != off[key]]
     lines = [f"device  {machine}", f"corpus  {corpus.describe(config.block_size)}"]
     lines += [f"warning: {sentence}" for sentence in corpus.warnings]
     if config.init_from is not None:
-        lines.append(f"init    {config.init_from}")
+        lines.append(f"init    {shorten(config.init_from)}")
         if corpus.new_characters:
             lines.append(f"        characters that it has never seen: {corpus.new_characters}")
     lines += [
-        f"model   {config.network}, {config.n_layer} blocks, {count_heads(config)} heads, "
-        f"{config.n_embd} channels: {count_parameters(model):,} parameters",
+        f"model   {config.network}, {config.n_layer} block{'s' * (config.n_layer > 1)}, each with "
+        f"{config.n_head} head{'s' * (config.n_head > 1)}, {config.n_embd} channels: "
+        f"{count_parameters(model):,} parameters",
         f"train   {limit}{config.max_iters:,} steps of {config.batch_size} x {config.block_size} "
         f"characters{readings}",
-        f"        learning rate {config.learning_rate:g}, dropout {config.dropout:g}, weight decay "
-        f"{config.weight_decay:g}, temperature {config.train_temperature:g}, "
-        f"average {config.ema_decay:g}",
-        f"run     {run_dir}",
+        f"        {', '.join(settings)}",
+        f"run     {shorten(run_dir)}",
     ]
-    if heads > MAX_MAPS:
-        lines.append(f"        TensorBoard shows the first {MAX_MAPS} of {heads} heads")
     print_line("\n".join(lines), sys.stdout)
 
 
@@ -64,15 +64,12 @@ def log_step(logger: Logger, step: int, loss: float, grad_norm: float, lr: float
 
 def log_evaluation(logger: Logger, state: RunState) -> None:
     """The validation loss, as a point of its curve and as a line."""
-    losses = {"loss": state.val_loss, "loss_best": state.best_val_loss}
-    speed = {"speed/chars_per_second": state.chars_per_second}
-    logger.add_scalars("val", state.step, losses | speed)
-    note = "  best so far" if state.best_step == state.step else ""
-    print_line(
-        f"step {state.step:>6}  validation loss {state.val_loss:.4f} "
-        f"{state.chars_per_second:>9,.0f} characters/s{note}",
-        sys.stdout,
-    )
+    logger.add_scalars("val", state.step, {"loss": state.val_loss})
+    line = f"step {state.step:>6}  validation loss {state.val_loss:.4f}"
+    if speed := state.chars_per_second:  # none at step 0
+        logger.add_scalars("val", state.step, {"speed/chars_per_second": speed})
+        line += f" {speed:>9,.0f} characters/s"
+    print_line(line + "  best so far" * (state.best_step == state.step), sys.stdout)
 
 
 def warn_of_mistake(config: TrainConfig, vocab_size: int) -> None:
@@ -133,37 +130,47 @@ def summarize(
 
 
 def print_result(
-    state: RunState, config: TrainConfig, corpus: Corpus, run_dir: Path, stopped: int
+    state: RunState, config: TrainConfig, corpus: Corpus, run_dir: Path, is_new: bool, signal: int
 ) -> None:
-    """What came of the run, which a signal may have stopped, and the commands to go on with."""
-    best, more, lines = state.best_val_loss, "", []
-    guess = math.log(len(corpus.tokenizer.vocab))  # the loss if all characters are as likely
+    """What came of the run, which a signal may have stopped, and what one may type next.
+
+    It `is_new` if this command began it, with the recipe.
+    """
+    best, lines = state.best_val_loss, []
     if best is not None:
         bits = best / math.log(2)
         lines.append(
             f"best    {best:.4f} nats per character ({bits:.3f} bits), step {state.best_step:,}"
         )
-        if state.val_loss > guess + 0.1:
-            lines.append(
-                f"        The validation loss is {state.val_loss:.4f}; a uniform guess has "
-                f"{guess:.2f}. Try a smaller --learning_rate, then see docs/guide.md, The "
-                "validation text"
-            )
-        elif state.val_loss > best + 0.01:
-            lines.append(
-                f"        The validation loss has risen to {state.val_loss:.4f} since: "
-                "docs/guide.md, Overfitting"
-            )
-    if stopped:
+        if state.val_loss > best + 0.01:
+            advice = "docs/guide.md, Overfitting"
+            if state.val_loss > math.log(len(corpus.tokenizer.vocab)) + 0.1:  # worse than a guess
+                advice = "try a smaller --learning_rate, then docs/guide.md, The validation text"
+            lines.append(f"        The loss has risen to {state.val_loss:.4f} since: {advice}")
+    run, file = quote(run_dir), " --data FILE" if corpus.is_pipe else ""  # with the same text
+    minutes = f" --minutes {max(2 * config.minutes or 10, state.seconds / 40):.4g}"
+    if signal:
         lines.append(f"stopped at step {state.step:,} by a signal; the checkpoint is saved")
+        more = f"resume  python train.py --resume {run}{file}"
+    elif is_new and not corpus.is_pipe:
+        more = f"longer  python train.py{same_text(config)}{minutes}"
     else:
-        if config.minutes:  # they count from the start of the run
-            more += f" --minutes {max(2 * config.minutes, state.seconds / 30):.3g}"
+        more = f"longer  python train.py --resume {run}{minutes if config.minutes else ''}{file}"
         more += f" --max_iters {2 * state.step}" if state.step >= config.max_iters else ""
-    more += " --data FILE" if corpus.is_pipe else ""  # FILE has the same text
     lines += [
-        f"sample  python sample.py {quote(run_dir)}{' --which last' if best is None else ''}",
-        f"resume  python train.py --resume {quote(run_dir)}{more}",
+        f"sample  python sample.py {run}",
+        f"page    python sample.py {run} --attention page.html",
+        more,
         f"watch   tensorboard --logdir {quote(run_dir.parent)}",
     ]
     print_line("\n".join(lines), sys.stdout)
+
+
+def same_text(config: TrainConfig) -> str:
+    """The flags that say which text a network of which kind learns, and from which weights."""
+    flags = ""
+    for key in ("data", "encoding", "val_fraction", "val_split", "network", "init_from"):
+        if (value := getattr(config, key)) != getattr(TrainConfig, key):
+            values = value if key == "data" else [str(value)]
+            flags += f" --{key} {' '.join(map(quote, values))}"
+    return flags

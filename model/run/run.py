@@ -6,7 +6,7 @@ The loop is in train.py.
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import Tensor
@@ -35,17 +35,10 @@ CONFIG_HEAD = """\
 class Clock:
     """The time of a run, which --minutes limits, and its speed."""
 
-    def __init__(
-        self, config: TrainConfig, state: RunState, eval_chars: int, processes: Processes
-    ) -> None:
-        """An evaluation reads `eval_chars` characters."""
-        self.config, self.state, self.eval_chars = config, state, eval_chars
+    def __init__(self, config: TrainConfig, state: RunState, processes: Processes) -> None:
+        self.config, self.state = config, state
         self.processes, self.earlier_seconds = processes, state.seconds
-        self.progress = 0.0  # up to 1, when the run is done
-        self.last_eval_seconds: float | None = None  # the latest evaluation took so long
-        self.lap_step, self.lap_time = state.step, time.perf_counter()  # when it ended
-        if state.step == 0:
-            state.start_seconds = self.seconds()
+        self.lap_step, self.lap_time = state.step, time.perf_counter()  # of the latest evaluation
 
     def seconds(self) -> float:
         """How long the run has taken, earlier commands included."""
@@ -57,30 +50,26 @@ class Clock:
         chars = (self.state.step - self.lap_step) * self.config.batch_size * self.config.block_size
         return chars / seconds if chars else self.state.chars_per_second
 
-    def eval_seconds(self) -> float:
-        """How long an evaluation takes: as the latest one; before it, a guess by the speed."""
-        if self.last_eval_seconds is not None:
-            return self.last_eval_seconds
-        speed = 3 * self.chars_per_second()  # without the backward pass
-        return self.eval_chars / speed if speed else 0.0
+    def progress(self) -> float:
+        """How much of the run is done, up to 1: of its steps or of its time, whichever is more.
 
-    def update(self) -> None:
-        """How much of the run is done: of its steps or of its time, whichever is more.
-
-        It never falls, although the time of an evaluation may grow. The first step is always made.
+        Time is left for the last evaluation. The first step is always made.
         """
         state, start = self.state, self.state.start_seconds
         progress = state.step / self.config.max_iters
         if self.config.minutes and state.step > 0:
-            available = 60 * self.config.minutes - self.eval_seconds() - start
+            available = 60 * self.config.minutes - state.eval_seconds - start
             passed = self.seconds() - start
             progress = max(progress, passed / available if available > 0 else 1.0)
-        self.progress = max(self.progress, min(progress, 1.0))
+        return min(progress, 1.0)
 
     def end_evaluation(self, start_time: float) -> None:
         """Note how long it took; the speed is measured from here on."""
-        self.lap_step, self.lap_time = self.state.step, time.perf_counter()
-        self.last_eval_seconds = self.lap_time - start_time
+        state = self.state
+        self.lap_step, self.lap_time = state.step, time.perf_counter()
+        state.eval_seconds = self.lap_time - start_time
+        if state.step == 0:
+            state.start_seconds = self.seconds()
 
 
 @dataclass
@@ -105,10 +94,10 @@ class Run:
 
     def update(self) -> None:
         """Look at the clock and for signals: the same in all processes."""
-        self.clock.update()
         received = max(self.signals, default=0)
-        self.progress, signal = self.machine.processes.max(self.clock.progress, received)
-        self.signal = int(signal)
+        progress, signal = self.machine.processes.max(self.clock.progress(), received)
+        # It never falls, although evaluations may take longer and longer.
+        self.progress, self.signal = max(self.progress, progress), int(signal)
         if self.logger:
             self.logger.show_progress(self.state.step, self.progress)
 
@@ -117,9 +106,9 @@ class Run:
         return self.progress >= 1 or self.signal > 0
 
     def evaluation_is_due(self) -> bool:
-        """Whether this step ends an interval, or the run, and is not evaluated yet."""
+        """Whether the run is at its start, the end of an interval or its end, not evaluated yet."""
         step = self.state.step
-        is_boundary = self.progress >= 1 or (step > 0 and step % self.config.eval_interval == 0)
+        is_boundary = self.progress >= 1 or step % self.config.eval_interval == 0
         return is_boundary and step != self.state.val_step and not self.signal
 
     def evaluate(self) -> None:
@@ -127,7 +116,7 @@ class Run:
         state, average = self.state, self.learner.average
         self.machine.synchronize()  # a GPU may have steps to do
         start_time = time.perf_counter()
-        if self.clock.eval_seconds() > LONG_EVALUATION:
+        if state.eval_seconds > LONG_EVALUATION:
             self.save()
         state.chars_per_second = self.clock.chars_per_second()
         chars = self.machine.eval_batch_chars(average.vocab_size)
@@ -140,8 +129,9 @@ class Run:
             report.log_evaluation(self.logger, state)
             report.log_sample(self.logger, average, self.corpus, state.step)
             report.log_maps(self.logger, average, self.corpus, state.step)
+        self.clock.end_evaluation(start_time)  # so that last.pt knows it
         self.save(is_best)
-        self.clock.end_evaluation(start_time)
+        self.clock.end_evaluation(start_time)  # saving included
         if self.progress < 1:  # a complete run does not end because of a signal
             self.update()
 
@@ -177,7 +167,7 @@ class Run:
         names = ("best.pt", "last.pt") if is_best else ("last.pt",)
         checkpoint.save(saved, *(self.run_dir / name for name in names))
 
-    def finish(self) -> None:
+    def finish(self, is_new: bool) -> None:
         """Save what a signal has stopped; write and print what came of the run."""
         if self.signal:
             self.save()
@@ -185,7 +175,7 @@ class Run:
             state, corpus, seconds = self.state, self.corpus, self.clock.seconds()
             summary = report.summarize(state, seconds, corpus, self.machine, self.learner.model)
             self.logger.write_summary(summary)
-            report.print_result(state, self.config, corpus, self.run_dir, self.signal)
+            report.print_result(state, self.config, corpus, self.run_dir, is_new, self.signal)
 
 
 @contextmanager
@@ -201,7 +191,7 @@ def start_run(
 
     Inside, it can be resumed, and a signal ends it once it is saved.
     """
-    clock = Clock(config, state, corpus.eval_chars(config.block_size), machine.processes)
+    clock = Clock(config, state, machine.processes)
     with catch_signals() as signals:
         run = Run(config, state, learner, run_dir, corpus, machine, clock, signals)
         run.save()
@@ -210,7 +200,7 @@ def start_run(
             run.logger = logger
             if logger:
                 (run_dir / "summary.json").unlink(missing_ok=True)  # of an earlier command
-                settings = to_toml(config)
+                settings = to_toml(replace(config, device=machine.device.type))
                 with atomic_write(run_dir / "config.toml") as file:
                     file.write((CONFIG_HEAD + settings).encode())
                 logger.add_text("settings", state.step, settings)

@@ -171,6 +171,7 @@ def set_up(
         chosen = choose_settings(config, saved, corpus, machine)
         config = merge_settings(command, saved.config, chosen)
     require_consistent(config)
+    config = replace(config, n_head=count_heads(config), dtype=machine.dtype_name)
     if config.min_lr > config.learning_rate:
         raise UserError(
             f"min_lr is {config.min_lr:g}, above learning_rate, which is {config.learning_rate:g}."
@@ -197,9 +198,6 @@ def merge_settings(
             )
     elif saved_config:
         base = make_config(TrainConfig, saved_config)
-        base = replace(base, n_head=count_heads(base))
-        if given.get("n_head") == 0:  # as in a config.toml: that of the weights
-            del given["n_head"]
         for name in FIXED:
             if given.get(name, getattr(base, name)) != getattr(base, name):
                 raise UserError(

@@ -32,9 +32,15 @@ def escape_control_chars(text: str, stream: TextIO) -> str:
     return text.translate(CONTROL_PICTURES) if stream.isatty() else text
 
 
-def quote(path: Path) -> str:
+def quote(path: Path | str) -> str:
     """`path` as an argument of a command in a POSIX shell."""
-    return shlex.quote(re.sub("^-", "./-", path.as_posix()))  # a dash would begin a flag
+    return shlex.quote(re.sub("^-", "./-", shorten(path).as_posix()))  # a dash would begin a flag
+
+
+def shorten(path: Path | str) -> Path:
+    """`path` as seen from the working directory, if it lies below it."""
+    path, here = Path(path), Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
 
 
 def redirect_to_devnull(stream: TextIO) -> None:

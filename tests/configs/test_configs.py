@@ -172,12 +172,6 @@ def test_a_path_may_begin_with_the_home_directory(monkeypatch):
     assert config.init_from == "/home/ada/run"
 
 
-def test_n_head_0_takes_head_count_from_init_from():
-    Path("p.toml").write_text("n_head = 0\ninit_from = 'run'")
-    command = parse_train_command(["p.toml"])
-    assert merge_settings(command, {"n_embd": 192, "n_head": 0}).n_head == 3
-
-
 @pytest.mark.parametrize("path", sorted(PRESETS.glob("*.toml")), ids=lambda path: path.name)
 def test_presets_hold_only_valid_values_differing_from_defaults(path):
     preset, defaults = PARSER.parse_preset(path), to_dict(TrainConfig())

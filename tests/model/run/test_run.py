@@ -14,7 +14,6 @@ from configs.flags import make_config
 from configs.settings import TrainConfig
 from data.corpus import open_corpus
 from model.networks import make_network
-from model.run import checkpoint
 from model.run.checkpoint import Learner, RunState
 from model.run.run import Run, start_run
 from model.system.device import Machine
@@ -64,34 +63,30 @@ def start(text_file, monkeypatch) -> Starter:
 
 
 def test_the_time_begins_with_the_first_step_and_leaves_some_for_an_evaluation(start):
-    """Before the first one, that is a third of what training on as many characters would take."""
+    start.eval_seconds = 4.0
     with start(minutes=1.0, max_iters=1000, eval_interval=20) as run:
-        assert run.state.start_seconds == 0
+        run.evaluate()
+        assert run.state.start_seconds == 4
+        assert run.progress == 0
         start.eval_seconds = 10.0
         for second in range(1, 21):
             start.make_step(run)
-            assert run.progress == pytest.approx(second / (60 - 288 / 8 / 3))
+            assert run.progress == pytest.approx(second / (60 - 4 - 4))
         assert run.evaluation_is_due()
         run.evaluate()
-        assert run.progress == pytest.approx((20 + 10) / (60 - 10))
+        assert run.progress == pytest.approx((20 + 10) / (60 - 4 - 10))
+    time.sleep(1)  # event files are ordered by the second
+    start.now = 5.0
+    with start(run.state, minutes=1.0, max_iters=1000, eval_interval=99) as run:
+        assert run.progress == pytest.approx((20 + 10) / (60 - 4 - 10))
         while not run.evaluation_is_due():
             start.make_step(run)
         run.evaluate()
         assert run.is_over() and not run.evaluation_is_due()
         assert run.clock.seconds() == 60
         start.now += 1  # what comes after the last save is time of the run, too
-        run.finish()
+        run.finish(is_new=True)
     assert summary(Path("run"))["seconds"] == 61
-
-
-def test_progress_is_that_of_steps_or_of_time_whichever_is_more(start):
-    with start(minutes=1.0, max_iters=10) as run:
-        for step in range(1, 10):
-            start.make_step(run)
-            assert run.progress == step / 10
-        assert not run.is_over()
-        start.make_step(run)
-        assert run.is_over()
 
 
 def test_progress_never_falls(start):
@@ -119,7 +114,7 @@ def test_an_evaluation_is_due_once_at_each_interval_and_at_the_end(start):
             if run.is_over():
                 break
             start.make_step(run)
-    assert evaluated == [4, 8, 10]
+    assert evaluated == [0, 4, 8, 10]
 
 
 def test_neither_saving_nor_the_time_drops_an_evaluation(start):
@@ -133,7 +128,7 @@ def test_neither_saving_nor_the_time_drops_an_evaluation(start):
             if run.is_over():
                 break
             start.make_step(run, seconds=10.0)
-    assert evaluated[:-1] == [66 * i for i in range(1, len(evaluated))]
+    assert evaluated[:-1] == [66 * i for i in range(len(evaluated) - 1)]
     assert len(evaluated) >= 10
 
 
@@ -143,23 +138,13 @@ def test_a_signal_comes_before_an_evaluation_but_not_after_the_last_one(start, m
         os.kill(os.getpid(), signal.SIGTERM)
         start.make_step(run)
         assert run.is_over() and run.signal == signal.SIGTERM and not run.evaluation_is_due()
-        run.finish()
+        run.finish(is_new=True)
     with start(run.state, max_iters=2, eval_interval=1) as run:
         assert run.evaluation_is_due() and not run.is_over()
         start.make_step(run)
         run.signals.append(signal.SIGTERM)  # while it evaluates
         run.evaluate()
         assert run.is_over() and not run.signal
-
-
-def test_last_pt_is_saved_every_ten_minutes_and_after_an_evaluation(start):
-    with start() as run:
-        for seconds, expected in ((590, 0), (20, 2), (20, 2)):
-            start.make_step(run, seconds)
-            assert checkpoint.load("run/last.pt").step == expected
-        run.evaluate()
-        saved = checkpoint.load("run/last.pt")
-        assert (saved.step, saved.val_step) == (3, 3)
 
 
 def test_the_speed_is_that_of_the_steps_since_the_last_evaluation(start):
