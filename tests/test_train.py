@@ -591,6 +591,7 @@ def test_a_loss_above_that_of_a_guess_is_no_overfitting(text_file, capsys):
         output = capsys.readouterr().out
         assert expected in output
         assert ("Overfitting" in output) == (val_loss == 2.5)
+        assert ("longer" in output) == (val_loss < 2.01)
 
 
 def test_training_survives_closed_output_pipes(tiny, monkeypatch):

@@ -136,13 +136,13 @@ def print_result(
 
     It `is_new` if this command began it, with the recipe.
     """
-    best, lines = state.best_val_loss, []
+    best, lines, has_risen = state.best_val_loss, [], False
     if best is not None:
         bits = best / math.log(2)
         lines.append(
             f"best    {best:.4f} nats per character ({bits:.3f} bits), step {state.best_step:,}"
         )
-        if state.val_loss > best + 0.01:
+        if has_risen := state.val_loss > best + 0.01:
             advice = "docs/guide.md, Overfitting"
             if state.val_loss > math.log(len(corpus.tokenizer.vocab)) + 0.1:  # worse than a guess
                 advice = "try a smaller --learning_rate, then docs/guide.md, The validation text"
@@ -151,18 +151,17 @@ def print_result(
     minutes = f" --minutes {max(2 * config.minutes or 10, state.seconds / 40):.4g}"
     if signal:
         lines.append(f"stopped at step {state.step:,} by a signal; the checkpoint is saved")
-        more = f"resume  python train.py --resume {run}{file}"
-    elif is_new and not corpus.is_pipe:
-        more = f"longer  python train.py{same_text(config)}{minutes}"
-    else:
-        more = f"longer  python train.py --resume {run}{minutes if config.minutes else ''}{file}"
-        more += f" --max_iters {2 * state.step}" if state.step >= config.max_iters else ""
-    lines += [
-        f"sample  python sample.py {run}",
-        f"page    python sample.py {run} --attention page.html",
-        more,
-        f"watch   tensorboard --logdir {quote(run_dir.parent)}",
-    ]
+    lines.append(f"sample  python sample.py {run}")
+    lines.append(f"page    python sample.py {run} --attention page.html")
+    if signal:
+        lines.append(f"resume  python train.py --resume {run}{file}")
+    elif is_new and not corpus.is_pipe and not has_risen:
+        lines.append(f"longer  python train.py{same_text(config)}{minutes}")
+    elif not has_risen:
+        more = f" --max_iters {2 * state.step}" if state.step >= config.max_iters else ""
+        more += minutes if config.minutes else ""
+        lines.append(f"longer  python train.py --resume {run}{more}{file}")
+    lines.append(f"watch   tensorboard --logdir {quote(run_dir.parent)}")
     print_line("\n".join(lines), sys.stdout)
 
 
