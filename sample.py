@@ -42,7 +42,7 @@ class TextConfig:
     score: Annotated[
         str | None, "print the loss of this file (- as for prompt_file) as in training, and exit"
     ] = None
-    attention: Annotated[str | None, "write an HTML page: what each head looked at"] = None
+    attention: Annotated[str | None, "write an HTML page of the model and its heads"] = None
 
 
 @dataclass(frozen=True)

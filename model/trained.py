@@ -87,6 +87,6 @@ class TrainedModel:
         return {self.vocab[i]: probs_V[i].item() for i in order_V}
 
     def attention_page(self, text: str) -> str:
-        """An HTML page: for each character of the text, where each head looked."""
+        """An HTML page that holds the network, and shows what it does with the text."""
         ids = self.tokenizer.encode(text).tolist()
         return attention_page(self.network, self.vocab, ids, self.about)

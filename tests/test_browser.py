@@ -22,13 +22,17 @@ HOSTILE = (
     "<script>document.title='attacked'</script></style>&amp;\"'`\n\t\0\x1b\u202e\u05d0\U0001f600"
     "a\nb\rc"
 )
-# Hovers, clicks and presses keys; then replaces the page with what it sees.
+# Hovers, clicks, presses keys, types, lets the model write; then shows only what it has seen.
 ACTIONS = """<script>
 async function act() {
-  while (!document.querySelector("#weights")) await new Promise((done) => setTimeout(done, 50));
+  const until = async (holds) => {
+    while (!holds()) await new Promise((done) => setTimeout(done, 10));
+  };
+  await until(() => !document.body.inert);
   const text = document.getElementById("text"), seen = {};
   const titles = [...document.querySelectorAll("#weights th")].map((th) => th.innerText);
   const column = titles.indexOf("weight");
+  seen.titles = titles;
   const look = () => ({
     chosen: Number(text.getAttribute("aria-valuenow")),
     spoken: text.getAttribute("aria-valuetext"),
@@ -50,9 +54,26 @@ async function act() {
   press("ArrowRight"); seen.right = look();
   press("Home"); seen.home = look();
   press("End"); press("ArrowUp"); seen.up = look();
-  document.querySelector("[name=block][value='0']").click(); seen.block = look();
+  document.querySelector("#maps button").click(); seen.block = look();
   document.querySelector("#maps button:nth-child(2)").click(); seen.head = look();
-  seen.text = [...text.children].map((span) => span.textContent);
+  const read = () => [...text.children].map((span) => span.textContent);
+  seen.text = read();
+  const typed = document.getElementById("typed"), write = document.getElementById("write");
+  typed.value = "ab?\\ncab";
+  typed.setSelectionRange(2, 2);
+  typed.dispatchEvent(new Event("input"));
+  await until(() => text.children.length === 6);
+  seen.typing = look();
+  seen.typed = read();
+  seen.note = document.getElementById("note").textContent;
+  document.getElementById("temperature").value = "0";
+  write.click();
+  await until(() => text.children.length >= 20);
+  write.click();
+  await until(() => !document.getElementById("results").inert);
+  seen.writing = look();
+  seen.written = typed.value;
+  seen.button = write.textContent;
   seen.title = document.title;
   const result = document.createElement("pre");
   result.id = "result";
@@ -72,11 +93,20 @@ def open_in_browser(url: str, milliseconds: int) -> tuple[str, list[str]]:
     return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
 
 
+@torch.no_grad()
+def continue_text(model: torch.nn.Module, vocab: str, text: str, length: int) -> str:
+    """The text with the likeliest characters after it."""
+    while len(text) < length:
+        logits_TV = model(torch.tensor([[vocab.index(char) for char in text]]))[0]
+        text += vocab[logits_TV[-1].argmax()]
+    return text
+
+
 @pytest.mark.parametrize("edited", [False, True], ids=["the equation", "an edited equation"])
 def test_attention_page_follows_mouse_keys_and_escapes_hostile_text(edited, edit_network):
     edit_network("quill", own_equation("scores_BHTS.sigmoid() * visible_TS") if edited else {})
     vocab = "".join(sorted(set(HOSTILE)))
-    model = random_gpt(V=len(vocab), network="mine", block_size=16).float()
+    model = random_gpt(V=len(vocab), network="mine", block_size=100).float()
     ids = [vocab.index(char) for char in HOSTILE]
     html = page.attention_page(model, vocab, ids, HOSTILE)
     with record.record_attention(model) as calls, torch.no_grad():
@@ -91,6 +121,14 @@ def test_attention_page_follows_mouse_keys_and_escapes_hostile_text(edited, edit
     encoded = re.search(r'<pre id="result">(.*?)</pre>', document)[1]
     seen = json.loads(base64.b64decode(encoded))
     assert seen.pop("title") == "Attention"
+    assert ("q · k" in seen.pop("titles")) == (not edited)
+    assert seen.pop("note").endswith("not know them: ?")
+    assert (seen.pop("button"), seen.pop("typed")) == ("Write on", ["a", "b", "↵\n", "c", "a", "b"])
+    written = seen.pop("written").replace("?", "")
+    expected = continue_text(model, vocab, "ab\ncab", len(written))
+    assert written == expected.replace("\r", "\n")  # in a text box
+    assert seen.pop("typing")["chosen"] == 2
+    assert seen.pop("writing")["chosen"] >= 20
     text = seen.pop("text")
     assert len(text) == len(HOSTILE)
     assert "".join(text).endswith("a↵\nb␍c")

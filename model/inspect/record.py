@@ -50,7 +50,8 @@ def residual_stream(model: nn.Module, ids_BT: Tensor) -> tuple[list[Tensor], lis
     """The vectors x_BTC before the first and after each block, and what the head makes of each.
 
     The latter are logits_BTV, as if the blocks that follow were left out (nostalgebraist 2020,
-    "the logit lens"). Both are empty if a block's output is not the next one's input.
+    "the logit lens"). If a block's output is not the next one's input, the stream is empty, and
+    the lens has the logits of the model only.
     """
     used, stream = [], []
 
@@ -64,9 +65,9 @@ def residual_stream(model: nn.Module, ids_BT: Tensor) -> tuple[list[Tensor], lis
     with contextlib.ExitStack() as hooks:
         for block in set(model.blocks):
             hooks.enter_context(block.register_forward_hook(keep))
-        model(ids_BT)
+        logits_BTV = model(ids_BT)
     if not used or len(stream) != len(used) + 1 or not all(map(torch.is_tensor, stream)):
-        return [], []
+        return [], [logits_BTV]
 
     def replace_output(x_BTC: Tensor) -> Tensor:
         with used[-1].register_forward_hook(lambda *_: x_BTC):

@@ -10,11 +10,10 @@ import sample
 import train
 from model.attention import Cache
 from model.inspect.check import uses_cache
-from model.inspect.page import attention_page
 from model.networks import network_class
 from model.run import checkpoint
 from tests.conftest import curve
-from tests.model.inspect.test_page import own_equation, page_data
+from tests.model.inspect.test_page import VOCAB, assert_shows, open_page, own_equation, page_data
 from tests.model.test_networks import random_gpt, random_ids
 
 SCALE, MASK = " / math.sqrt(q_BHTD.size(-1))", ".masked_fill(is_later_TT, -torch.inf)"
@@ -25,52 +24,46 @@ ALIBI = f"""{SCALE}
 WINDOW = f"{MASK}.masked_fill((~is_later_TT).tril(-8), -torch.inf)"
 RELU2 = "relu_squared(self.fc(x_BTC))"
 FC = "self.fc = nn.Linear(config.n_embd, 4 * config.n_embd, bias=False)"
-# Of each copy: the original, what stands there and what takes its place, whether the page shows how
-# the weights follow from queries and keys.
+# Of each copy: the original, what stands there and what takes its place
 COPIES = {
-    "quill": ("quill", {}, True),
-    "gpt": ("gpt", {}, True),
-    "quill with GELU": ("quill", {RELU2: "F.gelu(self.fc(x_BTC))"}, True),
+    "quill": ("quill", {}),
+    "gpt": ("gpt", {}),
+    "quill with GELU": ("quill", {RELU2: "F.gelu(self.fc(x_BTC))"}),
     "quill with a gate": (
         "quill",
         {
             FC: FC + "\n        " + FC.replace("fc", "gate", 1),
             RELU2: "F.silu(self.gate(x_BTC)) * self.fc(x_BTC)",
         },
-        True,
     ),
-    "quill with sigmoid attention": (
-        "quill",
-        own_equation("scores_BHTS.sigmoid() * visible_TS"),
-        False,
-    ),
-    "gpt with ALiBi": ("gpt", {SCALE: ALIBI}, False),
-    "gpt with softcap": ("gpt", {MASK: f".div(20).tanh().mul(20){MASK}"}, False),
-    "gpt with a window": ("gpt", {MASK: WINDOW}, True),
-    "gpt without scaling": ("gpt", {SCALE: ""}, False),
+    "quill with sigmoid attention": ("quill", own_equation("scores_BHTS.sigmoid() * visible_TS")),
+    "gpt with ALiBi": ("gpt", {SCALE: ALIBI}),
+    "gpt with softcap": ("gpt", {MASK: f".div(20).tanh().mul(20){MASK}"}),
+    "gpt with a window": ("gpt", {MASK: WINDOW}),
+    "gpt without scaling": ("gpt", {SCALE: ""}),
 }
 
 
 @pytest.fixture(params=COPIES)
-def copy(request, edit_network) -> bool:
-    """The network `mine` is the copy; whether its page shows queries and keys."""
-    original, changes, is_textbook = COPIES[request.param]
-    edit_network(original, changes)
-    return is_textbook
+def copy(request, edit_network) -> None:
+    """The network `mine` is the copy."""
+    edit_network(*COPIES[request.param])
 
 
 @torch.no_grad()
-def test_copied_network_is_sampled_and_has_an_attention_page(copy, capsys):
+@pytest.mark.usefixtures("copy")
+def test_copied_network_is_sampled_and_computed_by_the_attention_page(capsys):
     """With its cache, if it has one."""
-    model, ids_BT, cache = random_gpt(network="mine"), random_ids(2, 12), Cache()
+    model, ids_BT, cache = random_gpt(len(VOCAB), network="mine"), random_ids(2, 12), Cache()
     if has_cache := uses_cache(model):
         logits = [model(part_BT, cache) for part_BT in ids_BT.split([1, 4, 6, 1], dim=1)]
         torch.testing.assert_close(torch.cat(logits, dim=1), model(ids_BT))
     assert has_cache == hasattr(sys.modules["model.networks.mine"], "TokenShift")  # as quill
     assert capsys.readouterr().err == ""
-    data = page_data(attention_page(model.float(), "abcdefghijk", ids_BT[0].tolist(), ""))
-    assert [block for block, _ in data["blocks"]] == [1, 2, 3]
-    assert (data["vectors"] is not None) == copy
+    ids = ids_BT[0].tolist()
+    page, _ = open_page(model.float(), ids)
+    page.eval(f"read({ids})")
+    assert_shows(page, model, ids)
 
 
 @pytest.mark.parametrize("copy", ["gpt with ALiBi", "quill with sigmoid attention"], indirect=True)
@@ -91,7 +84,7 @@ def test_a_copy_trains_scores_and_resumes(copy, tiny, text_file, capsys):
 def test_an_edit_of_the_equation_changes_training_sampling_and_page(
     change, dtype, tiny, edit_network, capsys
 ):
-    """In every dtype. Both sample and show the same weights."""
+    """In every dtype."""
     results = []
     for i, changes in enumerate(({}, change)):
         edit_network("gpt", changes)
@@ -106,5 +99,5 @@ def test_an_edit_of_the_equation_changes_training_sampling_and_page(
         assert sample.main(text_flags) == 0
         text, page = capsys.readouterr().out, page_data(Path("page.html").read_text("utf-8"))
         losses = [loss for _, loss in curve(Path(str(i)), "train")]
-        results.append((text, page["weights"], *losses[1:]))
+        results.append((text, page["expected"], *losses[1:]))
     assert all(a != b for a, b in zip(*results, strict=True))

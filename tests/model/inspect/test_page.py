@@ -1,33 +1,31 @@
-"""Tests of the attention page: its data are what the model computed."""
+"""Tests of the attention page: its script, run by V8, computes what the model computes."""
 
 import base64
+import importlib
 import json
+import math
 import re
 import zlib
+from functools import partial
+from pathlib import Path
 
 import numpy as np
+import py_mini_racer
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
 
-from model.inspect import page
-from model.inspect.page import attention_page, twins
+from model.inspect import page, trace
+from model.inspect.page import SCRIPT, attention_page
 from model.inspect.record import record_attention, residual_stream
+from model.inspect.trace import KNOWN, OPS, Trace
+from model.networks import network_names
 from model.system.errors import AbortError
+from tests.conftest import NO_MASK
 from tests.model.test_networks import random_gpt, random_ids
 
 VOCAB = "ab</script>'\"&\n\t\u202e\x1b\U0001f600é"
-
-
-def page_data(html: str) -> dict:
-    """What the page's script reads."""
-    content = re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.S)[1]
-    return json.loads(content)
-
-
-def unpack(text: str, dtype: str, *shape: int) -> np.ndarray:
-    return np.frombuffer(zlib.decompress(base64.b64decode(text)), dtype).reshape(shape)
-
-
 IMPORT = "from model.attention import Cache, attend"
 ATTEND = "attend(q_BHTD, k_BHSD, v_BHSD, window)"
 WEIGHTS = """
@@ -50,107 +48,308 @@ def own_softmax(scores: str) -> dict[str, str]:
     return own_equation(f"({scores}).masked_fill(~visible_TS, -torch.inf).softmax(-1)")
 
 
+def instead_of_gelu(expression: str) -> tuple[str, dict[str, str]]:
+    """A change of gpt: another function of x."""
+    return "gpt", {"self.gelu(self.fc(x_BTC))": f"(lambda x: {expression})(self.fc(x_BTC))"}
+
+
+def instead_of_attention(expression: str) -> tuple[str, dict[str, str]]:
+    """A change of gpt: another function of x, which mixes positions."""
+    call = "self.dropout(self.attention(self.norm_1(x_BTC)))"
+    return "gpt", {call: f"(lambda x: {expression})(self.norm_1(x_BTC))"}
+
+
+TRACE = Path(trace.__file__).read_text("utf-8")
+CLOSE = {"atol": 1e-4, "rtol": 1e-4}
+NORM = "self.norm(x_BTC)"
 EDITS = {
-    "quill": {},
-    "the same, written out": own_softmax("scores_BHTS / 8**0.5"),
-    "another scale": own_softmax("scores_BHTS / 2"),
-    "a bias": own_softmax("scores_BHTS / 8**0.5 + torch.linspace(0, 3, S)"),
-    "negative weights": own_equation("-scores_BHTS.abs() * visible_TS"),
+    **{name: (name, {}) for name in network_names()},
+    "softmax, written out": ("quill", own_softmax("scores_BHTS / 8**0.5")),
+    "SiLU, gated": instead_of_gelu("torch.nn.functional.silu(x) * x.sigmoid()"),
+    "GELU by tanh": instead_of_gelu("torch.nn.functional.gelu(x, approximate='tanh')"),
+    "rounded": instead_of_gelu("x * torch.div(x, torch.tensor(2.0).item(), rounding_mode='floor')"),
+    "softplus, mish": instead_of_gelu("torch.nn.functional.mish(torch.nn.functional.softplus(x))"),
+    "RMSNorm": ("gpt", {NORM: "torch.nn.functional.rms_norm(x_BTC, (16,))"}),
+    "LayerNorm by hand": (
+        "gpt",
+        {NORM: "(x_BTC - x_BTC.mean(-1, keepdim=True)) / x_BTC.var(-1, keepdim=True).sqrt()"},
+    ),
+    "BatchNorm": (
+        "gpt",
+        {NORM: "torch.nn.functional.batch_norm(x_BTC.mT, *torch.ones(2, 16) / 3).mT"},
+    ),
+    "no attention": instead_of_attention("0"),
+    "a mean of the past": instead_of_attention(
+        "x.cumsum(1) / torch.arange(1, x.size(1) + 1)[:, None]"
+    ),
+    "a shift in place": instead_of_attention(
+        "(lambda y: x * y + (y[:, 1:].add_(x[:, :-1]), y)[1])(torch.ones_like(x))"
+    ),
+    "no mask": ("gpt", NO_MASK["gpt"]),
 }
+
+
+def page_data(html: str) -> dict:
+    """What the page's script reads."""
+    content = re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.S)[1]
+    return json.loads(content)
+
+
+def unpack(data: dict) -> list[np.ndarray]:
+    """The constants of a page."""
+    packed, arrays, start = zlib.decompress(base64.b64decode(data["constants"])), [], 0
+    for length, kind in data["formats"]:
+        dtype = np.dtype({"half": "<f2", "float": "<f4"}[kind])
+        arrays.append(np.frombuffer(packed, dtype, length, start))
+        start += length * dtype.itemsize
+    assert start == len(packed)
+    return arrays
+
+
+class Script:
+    """The script of the page, without a browser, in V8."""
+
+    def __init__(self, plan: dict, constants: list[list[float]]) -> None:
+        numbers = json.dumps(constants).replace("Infinity", "1e999")
+        self.engine = py_mini_racer.MiniRacer()
+        self.engine.eval(OPS.read_text("utf-8") + SCRIPT.read_text("utf-8"))
+        self.engine.eval(
+            f"const constants = {numbers}.map((xs) => Float32Array.from(xs));"
+            f"const net = makeNetwork({json.dumps(plan)}, constants);"
+            "const text = makeText(net);"
+            "const values = (x) => [x.shape, x.strides, x.offset, Array.from(x.data)];"
+            "const read = (ids) => { text.set(ids); let pieces = 1;"
+            "  while (!text.step()) pieces++; return pieces; };"
+            "const write = (count, ...options) => { for (; count > 0; count--) {"
+            "  read([...text.ids, text.next(...options)]); } return text.ids; };"
+        )
+
+    def eval(self, code: str) -> object:
+        return json.loads(self.engine.eval(f"JSON.stringify({code} ?? null)"))
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """An output, such as `lens[0]`."""
+        shape, strides, offset, numbers = self.eval(f"values(net.{name})")
+        return torch.tensor(numbers).as_strided(shape, strides, offset)
+
+
+def open_page(model: nn.Module, ids: list[int]) -> tuple[Script, dict]:
+    """The script of a page of `model`, which has not computed its text yet, and its data."""
+    data = page_data(attention_page(model, VOCAB, ids, ""))
+    return Script(data["plan"], [array.tolist() for array in unpack(data)]), data
+
+
+def assert_shows(page: Script, model: nn.Module, ids: list[int]) -> None:
+    """The page has computed what the model computes for this text."""
+    first, n = page.eval("text.first"), page.eval("text.shown.length")
+    ids_BT = torch.tensor([ids[first:]])
+    with record_attention(model) as calls:
+        stream, lens = residual_stream(model, ids_BT)
+    for name, expected in (("stream", stream), ("lens", lens)):
+        for i, x_BTC in enumerate(expected):
+            torch.testing.assert_close(page.tensor(f"{name}[{i}]")[:, :n], x_BTC, **CLOSE)
+    for i, (_, call) in enumerate(calls[: len(calls) // (1 + len(lens))]):
+        for part, x in enumerate(call):
+            shown = page.tensor(f"calls[{i}][{part}]")[:, :, :n]
+            torch.testing.assert_close(shown[..., :n] if part == 3 else shown, x, **CLOSE)
+    nats = F.cross_entropy(lens[-1][0, :-1], ids_BT[0, 1:], reduction="none")
+    assert page.eval("text.surprises") == [
+        None,
+        *(pytest.approx(x, abs=1e-3) for x in nats.tolist()),
+    ]
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("edit", EDITS)
-def test_page_holds_weights_losses_and_vectors_of_textbook_equation(edit, edit_network):
-    edit_network("quill", EDITS[edit])
-    model = random_gpt(V=len(VOCAB), network="mine", block_size=8).float()
-    model.blocks[1].attention.forward = lambda x_BTC, *args: x_BTC  # it looks at nothing
-    ids = random_ids(1, 20, V=len(VOCAB))[0].tolist()
+def test_page_computes_what_the_model_computes(edit, edit_network):
+    """For a text that grows, shrinks, changes in the middle, becomes longer than the context."""
+    edit_network(*EDITS[edit])
+    model, V = random_gpt(len(VOCAB), network="mine", block_size=24).float(), len(VOCAB)
+    a, b = random_ids(2, 40, V=V).tolist()
+    page, data = open_page(model, a)
+    T = page.eval("net.T")
+    for text in (a, a[:9], a[:T], a[:20], a[:5] + b[5:], [9], b):
+        page.eval(f"read({text})")
+        if text == a:  # as the page does when it opens
+            error = page.eval(f"net.error({data['expected']})")
+            assert (error < 1e-4) == (edit != "no mask")
+        if edit != "no mask":
+            assert_shows(page, model, text)
+
+
+@torch.no_grad()
+def test_only_what_is_new_is_computed_in_pieces():
+    model, ids = (
+        random_gpt(len(VOCAB), block_size=24).float(),
+        random_ids(80, V=len(VOCAB)).tolist(),
+    )
+    page, _ = open_page(model, ids)
+    T, rows = page.eval("net.T"), []
+    for text in (
+        ids[:T],
+        [*ids[: T - 1], 3],
+        ids[: T - 1],
+        [*ids[:9], 1 - min(ids[9], 1), *ids[10:T]],
+        ids[: T + 1],
+    ):
+        page.eval(f"text.set({text})")
+        rows.append(len(text) - page.eval("text.first") - page.eval("net.same(text.shown)"))
+        assert page.eval(f"read({text})") == max(1, math.ceil(rows[-1] / 8))
+    jump = math.ceil(T / 2)
+    assert rows == [T, 1, 0, T - 9, T + 1 - jump]  # a longer text loses half
+
+
+@torch.no_grad()
+def test_the_page_writes_as_the_model_does_and_a_seed_repeats_a_text():
+    model, prompt = random_gpt(len(VOCAB), block_size=24).float(), [1, 2, 3]
+    page, _ = open_page(model, prompt)
+    greedy = prompt
+    for _ in range(40):  # the page cuts a text that is longer than the context, by half at once
+        page.eval(f"read({greedy})")
+        shown = greedy[page.eval("text.first") :]
+        greedy = [*greedy, model(torch.tensor([shown]))[0, -1].argmax().item()]
+    texts = {}
+    for name, temperature, seed in (("0", 0, 7), ("7", 1, 7)):
+        page.eval(f"read({prompt})")
+        page.eval(f"write(15, {temperature}, {seed})")
+        texts[name] = page.eval(f"write(25, {temperature}, {seed})")
+    assert texts["0"] == greedy != texts["7"]
+    page.eval(f"read({prompt})")
+    assert page.eval("write(40, 1, 7)") == texts["7"]  # also if it was stopped in between
+    page.eval(f"read({prompt})")
+    assert page.eval("write(40, 1, 8)") != texts["7"]
+    # The frequencies of the next character are its probabilities.
+    page.eval(f"read({prompt})")
+    drawn = page.eval("Array.from({ length: 4000 }, (_, seed) => text.next(0.7, seed))")
+    probs = (model(torch.tensor([prompt]))[0, -1] / 0.7).softmax(-1)
+    counts = torch.bincount(torch.tensor(drawn), minlength=len(VOCAB)) / 4000
+    torch.testing.assert_close(counts, probs, atol=0.03, rtol=0)
+
+
+# For each operation of ops.js, functions of x_BTC (B = 1, T = 9, C = 6) that PyTorch computes by it
+torch.manual_seed(0)
+C6, T9, OTHER = torch.randn(6), torch.randn(9, 1), torch.randn(1, 9, 6)
+floor = partial(torch.div, other=1, rounding_mode="floor")
+OPERATIONS = {
+    "mm": lambda x: x[0, :, 1:5] @ OTHER[0, :3, :4].mT,
+    "bmm": lambda x: x.view(1, 9, 2, 3).transpose(1, 2) @ x.view(1, 9, 2, 3).permute(0, 2, 3, 1),
+    "embedding": lambda x: F.embedding(torch.arange(9).flip(0), x[0].mT.clone().mT),
+    "native_layer_norm": lambda x: F.layer_norm(x, (6,), C6, C6).mT + F.layer_norm(x.mT, (9,)),
+    "_softmax": lambda x: x.softmax(-1) + x.softmax(1),
+    "cumsum": lambda x: x.cumsum(-1) + x.cumsum(1),
+    "cat": lambda x: torch.cat((x[..., 3:], OTHER, x[..., :1]), dim=-1),
+    "constant_pad_nd": lambda x: F.pad(x, (2, -1, 1, 0), value=3.0),
+    "roll": lambda x: x.roll(2, 1) + x.roll(-1, -1),
+    "sum": lambda x: x.sum(-1, keepdim=True) + x.sum(1) + x.sum(),
+    "mean": lambda x: x.mean(-1, keepdim=True) + x.mean((0, 1)) + x.mean(),
+    "var": lambda x: x.var(-1, keepdim=True) + x.var(1, correction=0),
+    "amax": lambda x: x.amax(-1, keepdim=True) + x.amax(1),
+    "clone": lambda x: x.mT.clone(memory_format=torch.contiguous_format),
+    "_to_copy": lambda x: x.double(),
+    "copy": lambda x: x + torch.zeros(1, 9, 6).copy_(x[..., :1]),
+    "fill": lambda x: torch.cat(((x * 1).fill_(5.0), x)),
+    "where": lambda x: torch.where(x > 0, x, C6),
+    "gelu": lambda x: F.gelu(x) + F.gelu(x * 2, approximate="tanh"),
+    "add": lambda x: torch.add(x, C6, alpha=2.0) + 1,
+    "sub": lambda x: torch.sub(x, T9, alpha=2.0) - 1,
+    "div": lambda x: x / C6 + torch.div(x, 0.3, rounding_mode="floor"),
+    "pow": lambda x: x**3 + x.abs() ** 0.5,
+    "logical_and": lambda x: (x > 0).logical_and(x < C6) + OTHER,
+    "logical_or": lambda x: (x > 1).logical_or(x < C6) + OTHER,
+    "logical_not": lambda x: (x > 0).logical_not() + OTHER,
+    "bitwise_and": lambda x: ((x > 0) & (x < C6)) + OTHER,
+    "bitwise_or": lambda x: ((x > 1) | (x < C6)) + OTHER,
+    "bitwise_not": lambda x: ~(x > 0) + OTHER,
+    **{
+        name: lambda x, name=name: getattr(x, name)(C6 * T9)
+        for name in ("mul", "maximum", "minimum")
+    },
+    **{
+        name: lambda x, name=name: getattr(floor(x), name)(floor(C6)) + OTHER
+        for name in ("eq", "ne", "lt", "le", "gt", "ge")
+    },
+    **{
+        name: lambda x, name=name: getattr(torch, name)(x[..., 1::2].mT.abs() + 0.1)
+        for name in ("sqrt", "rsqrt", "log", "log1p", "reciprocal")
+    },
+    **{
+        name: lambda x, name=name: getattr(torch, name)(x[..., 1::2].mT)
+        for name in ("neg", "abs", "exp", "expm1", "sin", "cos", "relu", "sigmoid", "tanh", "erf")
+    },
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", sorted(KNOWN))
+def test_an_operation_is_pytorchs(name):
+    """On views, and with other shapes broadcast to that of x."""
+    table, ids_BT = torch.randn(9, 6), torch.randperm(9)[None]
+    with Trace(ids_BT) as tracer:
+        lens = [OPERATIONS[name](F.embedding(ids_BT, table))]
+    plan, constants = tracer.plan({"stream": [], "lens": lens, "calls": []})
+    assert name in {operation for operation, *_ in plan["ops"]}
+    page = Script(plan, [x.tolist() for x in constants])
+    ids_BT = torch.randperm(9)[None]
+    page.eval(f"net.run({ids_BT[0].tolist()})")
+    expected = OPERATIONS[name](F.embedding(ids_BT, table))
+    torch.testing.assert_close(page.tensor("lens[0]"), expected.float(), atol=1e-5, rtol=1e-5)
+
+
+def test_page_holds_text_vocabulary_and_weights_and_loads_nothing(monkeypatch):
+    model = random_gpt(len(VOCAB), n_embd=64).float()
+    ids = random_ids(20, V=len(VOCAB)).tolist()
     html = attention_page(model, VOCAB, ids, "</script>")
-    assert not re.search(r'(src|href)="(?!data:)|url\(|@import|https?:', html)  # loads nothing
+    assert not re.search(r'(src|href)="(?!data:)|url\(|@import|https?:', html)
     data = page_data(html)
-    with record_attention(model) as calls:
-        probs_TV = model(torch.tensor([ids]))[0].softmax(-1).numpy()
-    assert data["about"] == "</script>"
-    assert data["chars"] == [VOCAB[id_] for id_ in ids]
-    assert (data["blocks"], data["windows"]) == ([[1, 2], [3, 2]], [8, 8])
-
-    rows, columns = np.tril_indices(20)
-    weights_XTT = np.concatenate([call.weights_BHTS[0] for _, call in calls])
-    shown = data["unit"] * unpack(data["weights"], "<i2", 4, len(rows))
-    np.testing.assert_allclose(shown, weights_XTT[:, rows, columns], atol=1e-3)
-
-    next_probs = probs_TV[range(19), ids[1:]]
-    assert data["nll"][0] is None
-    np.testing.assert_allclose(data["nll"][1:], -np.log(next_probs), atol=1e-3)
-    for top, probs_V in zip(data["top"][-1], probs_TV, strict=True):
-        likeliest = np.argsort(-probs_V)[:5]
-        assert dict(top) == {VOCAB[i]: pytest.approx(probs_V[i], abs=1e-4) for i in likeliest}
-
-    with record_attention(model):
-        stream, lens = residual_stream(model, torch.tensor([ids]))
-    lens_RTV = torch.stack(lens)[:, 0].softmax(-1)
-    np.testing.assert_allclose(data["came"], lens_RTV[:, range(19), ids[1:]], rtol=1e-4)
-    np.testing.assert_allclose(data["came"][-1], next_probs, rtol=1e-4)
-    assert data["twins"] == twins(torch.tensor(ids), torch.stack(stream)[:, 0])
-
-    assert (data["vectors"] is not None) == (edit in ("quill", "the same, written out"))
-    if data["vectors"] is not None:
-        vectors = unpack(data["vectors"], "<i2", 2, 2, 3, 20, data["numbers"]) / 100
-        log_sums = torch.tensor(unpack(data["log_sums"], "<f4", 2, 2, 20, 1))
-        for i, (_, (q, k, v, weights)) in enumerate(calls):
-            expected = torch.stack((q[0], k[0], v[0]), dim=1)[..., : data["numbers"]]
-            np.testing.assert_allclose(vectors[i], expected, atol=0.006)
-            shown = (q[0] @ k[0].mT / data["width"] ** 0.5 - log_sums[i]).exp()
-            np.testing.assert_allclose(shown * (weights[0] > 0), weights[0], atol=1e-3)
+    assert (data["about"], data["vocab"], data["text"]) == ("</script>", list(VOCAB), ids)
+    constants = unpack(data)
+    for parameter in model.parameters():
+        expected = parameter.detach().flatten().numpy()
+        (shown,) = (x for x in constants if np.allclose(x[:9], expected[:9], 1e-3))
+        assert shown.dtype == (np.float16 if parameter.numel() >= page.HALF_FROM else np.float32)
+        np.testing.assert_allclose(shown, expected, rtol=1e-3, atol=1e-6)
+    monkeypatch.setattr(page, "MAX_TEXT_CHARS", 15)
+    cut = page_data(attention_page(model, VOCAB, ids, "x"))
+    assert (cut["text"], cut["about"]) == (ids[-15:], "x; the last 15 of 20 characters")
+    monkeypatch.setattr(page, "MAX_PAGE_SIZE", len(html) // 2)
+    with pytest.raises(AbortError, match="would have 1 MB"):
+        attention_page(model, VOCAB, ids, "")
 
 
-def test_page_twins_are_most_and_least_similar_same_characters():
-    ids = [0, 1, 0, 2, 0, 0]
-    stream_RTC = torch.zeros(2, 6, 2)
-    stream_RTC[0, :, 0] = 1  # all embeddings are alike
-    angles = torch.tensor([0.0, 0, 60, 0, 90, 30]).deg2rad()  # after the last block
-    stream_RTC[1] = 7 * torch.stack((angles.cos(), angles.sin()), dim=1)
-    found = twins(torch.tensor(ids), stream_RTC)
-    assert found[0] == [[5, 1.0, 0.87], [4, 1.0, 0.0]]
-    assert found[4] == [[2, 1.0, 0.87], [0, 1.0, 0.0]]
-    assert found[1] == found[3] == []
-    assert twins(torch.tensor([3, 3]), stream_RTC[:, :2])[1] == [[0, 1.0, 1.0]]  # only one other
+@pytest.mark.parametrize(
+    ("number", "kind"), [(0.5, "half"), (-torch.inf, "half"), (0.1, "float"), (-1e9, "float")]
+)
+def test_constants_are_exact(number, kind):
+    assert page.pack(torch.tensor([1.0, number]))[0] == kind
 
 
-def test_a_network_whose_attention_cannot_be_recorded_is_refused():
-    model = random_gpt()
-    model.forward = lambda ids_BT: torch.zeros(*ids_BT.shape, 5)
-    with pytest.raises(AbortError, match="calls attend"):
-        attention_page(model, "abcde", [0, 1, 2], "")
+@pytest.mark.parametrize(
+    ("expression", "named"),
+    [
+        ("x.logcumsumexp(1)", "cannot compute logcumsumexp.*Add it to OPS in .*ops.js"),
+        ("x.cummax(1).indices", "cummax"),
+        ("x * x.mean().item()", "reads its own numbers"),
+        ("x + torch.rand(3)[0]", "draws random numbers"),
+        ("x.long().float()", "_to_copy to integers"),
+    ],
+)
+def test_what_the_page_cannot_compute_is_named(expression, named, edit_network):
+    edit_network(*instead_of_attention(expression))
+    with pytest.raises(AbortError, match=named):
+        attention_page(random_gpt(network="mine").float(), "abcde", [0, 1, 2], "")
 
 
-def test_long_text_is_truncated_at_end_and_keeps_losses(monkeypatch, capsys):
-    """Also if there are many heads, or if the network cannot read more at once."""
-    model, ids = random_gpt(V=5, block_size=8).float(), random_ids(1, 30, V=5)[0].tolist()
-    whole = page_data(attention_page(model, "abcde", ids, "about"))
-    assert whole["about"] == "about"
-    assert capsys.readouterr().err == ""
-
-    def assert_cut(length: int) -> None:
-        cut = page_data(attention_page(model, "abcde", ids, "about"))
-        assert cut["nll"] == whole["nll"][:length]
-        assert cut["about"] == f"about; the first {length} of 30 characters"
-        assert capsys.readouterr().err == (f"attention page: the first {length} of 30 characters\n")
-
-    monkeypatch.setattr(page, "MAX_PAGE_CHARS", 20)
-    assert_cut(20)
-    monkeypatch.setattr(page, "MAX_PAGE_WEIGHTS", 6 * 12**2 // 2)  # of six heads
-    assert_cut(12)
-    model.max_length = 8
-    assert_cut(8)
+def test_pytorch_has_the_private_names_that_trace_py_uses():
+    for module, name in re.findall(r"from (torch\._.*|torch.*\._.*) import (\w+)", TRACE):
+        assert hasattr(importlib.import_module(module), name), f"{module}.{name}"
+    assert hasattr(torch.ops.aten.add.Tensor, "decompose")
 
 
+@torch.no_grad()
 def test_page_without_residual_stream_still_shows_predictions():
-    model, ids = random_gpt(V=5).float(), random_ids(1, 12, V=5)[0].tolist()
-    whole = page_data(attention_page(model, "abcde", ids, ""))
+    model, ids = random_gpt(len(VOCAB)).float(), [1, 2, 3]
     for block in model.blocks:  # a new tensor for each block: they hand on none
         block.register_forward_pre_hook(lambda _, args: (args[0].clone(), *args[1:]))
-    without = page_data(attention_page(model, "abcde", ids, ""))
-    assert without["twins"] == []
-    assert (without["top"], without["came"]) == (whole["top"][-1:], whole["came"][-1:])
+    page, data = open_page(model, ids)
+    page.eval(f"read({ids})")
+    assert page.eval(f"[net.error({data['expected']}) < 1e-4, net.stream]") == [True, []]
