@@ -121,7 +121,7 @@ const two = (f) => (out, x, y) => pointwise(out, f, x, y);
 
 /* PyTorch's operations, by their names in aten: output, then the arguments in the order of PyTorch's schema, without
 dtype and device. An operation that ends in _ is the same, with an output that is also the first argument. A new one
-goes here; trace.py reads the names. PyTorch itself breaks up others (softplus, stack, ...) into these. */
+goes here; trace.py reads the names. PyTorch itself breaks up others (mean, GELU, stack, ...) into these. */
 const OPS = {
   mm: multiply,
   bmm: (out, a, b) => {
@@ -169,10 +169,6 @@ const OPS = {
     for (const begin of [start, start - size]) place(out, x, placeAlong(out, dim, begin));
   },
   sum: (out, x, dims, keeps) => reduce(out, x, dims, keeps, 0, (a, sum) => sum + a),
-  mean: (out, x, dims, keeps) => {
-    const count = reduce(out, x, dims, keeps, 0, (a, sum) => sum + a);
-    pointwise(out, (a) => a / count, out);
-  },
   var: (out, x, dims, correction, keeps) => {
     const count = reduce(out, x, dims, keeps, 0, (a, sum) => sum + a), mean = { ...out, data: out.data.map((a) => a / count) };
     reduce(out, x, dims, keeps, 0, (a, sum, m) => sum + (a - m) ** 2, mean);
@@ -181,9 +177,6 @@ const OPS = {
   amax: (out, x, dims, keeps) => reduce(out, x, dims, keeps, -Infinity, (a, sum) => Math.max(a, sum)),
   clone: copy, _to_copy: copy, copy: (out, self, x) => copy(out, x), fill: (out, self, value) => fill(out, value),
   where: (out, condition, x, y) => pointwise(out, (c, a, b) => c ? a : b, condition, x, y),
-  gelu: (out, x, kind) => pointwise(out, kind === "tanh"
-    ? (a) => 0.5 * a * (1 + Math.tanh(Math.sqrt(2 / Math.PI) * (a + 0.044715 * a ** 3)))
-    : (a) => 0.5 * a * (1 + erf(a / Math.SQRT2)), x),
   add: (out, x, y, alpha) => pointwise(out, (a, b) => a + alpha * b, x, y),
   sub: (out, x, y, alpha) => pointwise(out, (a, b) => a - alpha * b, x, y),
   mul: two((a, b) => a * b), pow: two((a, b) => a ** b), div: (out, x, y, mode) =>
@@ -191,7 +184,6 @@ const OPS = {
   maximum: two((a, b) => Math.max(a, b)), minimum: two((a, b) => Math.min(a, b)),
   eq: two((a, b) => a === b), lt: two((a, b) => a < b), gt: two((a, b) => a > b),
   ne: two((a, b) => a !== b), le: two((a, b) => a <= b), ge: two((a, b) => a >= b),
-  logical_and: two((a, b) => a && b), logical_or: two((a, b) => a || b), logical_not: one((a) => !a),
   bitwise_and: two((a, b) => a & b), bitwise_or: two((a, b) => a | b), bitwise_not: one((a) => !a),
   neg: one((a) => -a), abs: one(Math.abs), reciprocal: one((a) => 1 / a), sqrt: one(Math.sqrt), rsqrt: one((a) => 1 / Math.sqrt(a)),
   exp: one(Math.exp), expm1: one(Math.expm1), log: one(Math.log), log1p: one(Math.log1p), sin: one(Math.sin), cos: one(Math.cos),
