@@ -19,8 +19,9 @@ shoot() { # FILE WIDTH,HEIGHT URL
 }
 
 python -m tests.benchmarks.pictures docs "$run" "$gpt_run"
-python sample.py "$run" --prompt "ROMEO:" --max_new_tokens 250 --attention "$page"
-shoot attention.png 1100,1960 "file://$page"
+python sample.py "$run" --prompt "ROMEO:" --max_new_tokens 100 --attention "$page"
+sed -i 's#</body>#<script>setTimeout(() => document.getElementById("write").click(), 19700)</script></body>#' "$page" # it writes
+shoot attention.png 1100,1000 "file://$page"
 
 tensorboard --logdir "$run" --port $port &
 trap 'kill $!; rm -r "$(dirname "$page")"' EXIT
