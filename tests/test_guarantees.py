@@ -136,6 +136,7 @@ def test_a_signal_saves_and_tells_how_to_resume(tiny, monkeypatch, capsys):
             assert tiny(f"{flags}{name}") == 128 + number
         output = capsys.readouterr().out
         assert f"resume  python train.py --resume {name}\n" in output
+        assert output.count("--which last") == (0 if step > 8 else 2)  # best.pt is of step 0
         assert checkpoint.load(run / "last.pt").step == step
         steps = []  # none is made again
         with monkeypatch.context() as patch:

@@ -591,7 +591,10 @@ def test_a_loss_above_that_of_a_guess_is_no_overfitting(text_file, capsys):
         output = capsys.readouterr().out
         assert expected in output
         assert ("Overfitting" in output) == (val_loss == 2.5)
-        assert ("longer" in output) == (val_loss < 2.01)
+        assert ("longer  python" in output) == (val_loss < 2.01)
+    state.step = 99  # it has read the text more than 17 times
+    report.print_result(state, TrainConfig(), corpus, Path("run"), is_new=True, signal=0)
+    assert "longer  is of no use" in capsys.readouterr().out
 
 
 def test_training_survives_closed_output_pipes(tiny, monkeypatch):

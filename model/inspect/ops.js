@@ -38,7 +38,6 @@ function pointwise(out, f, ...inputs) {
 }
 
 const copy = (out, x) => pointwise(out, (a) => a, x);
-const fill = copy;
 
 /* Copies x into out, where its first element lies at `starts`; what would lie outside is left out. */
 function place(out, x, starts) {
@@ -49,7 +48,10 @@ function place(out, x, starts) {
     source.offset += (low - start) * x.strides[d];
     inside.shape[d] = source.shape[d] = size;
   });
+  const before = from;
+  from = 0; // whole: `low` has left out the rows before
   copy(inside, source);
+  from = before;
 }
 
 /* Where a part of out lies that begins at `start` along a dimension. */
@@ -68,7 +70,7 @@ function reduce(out, x, dims, keepsDims, start, f, other = out) {
   const all = x.shape.map((_, d) => d), gone = dims?.length ? dims.map((d) => wrap(x, d)) : all;
   const rest = all.filter((d) => !gone.includes(d)), strides = all.map(() => 0);
   for (const d of rest) strides[d] = out.strides[keepsDims ? d : rest.indexOf(d)];
-  fill(out, start);
+  copy(out, start);
   pointwise({ ...out, shape: x.shape, strides }, (a, b, c, sum) => f(a, sum, b), x, { ...other, shape: x.shape, strides });
   return gone.reduce((count, d) => count * x.shape[d], 1);
 }
@@ -161,7 +163,7 @@ const OPS = {
     }
   },
   constant_pad_nd: (out, x, pad, value) => {
-    fill(out, value);
+    copy(out, value);
     place(out, x, out.shape.map((_, d) => pad[2 * (out.shape.length - 1 - d)] ?? 0));
   },
   roll: (out, x, [shift], [dim]) => {
@@ -175,7 +177,7 @@ const OPS = {
     pointwise(out, (a) => a / (count - (correction ?? 1)), out);
   },
   amax: (out, x, dims, keeps) => reduce(out, x, dims, keeps, -Infinity, (a, sum) => Math.max(a, sum)),
-  clone: copy, _to_copy: copy, copy: (out, self, x) => copy(out, x), fill: (out, self, value) => fill(out, value),
+  clone: copy, _to_copy: copy, copy: (out, self, x) => copy(out, x), fill: (out, self, value) => copy(out, value),
   where: (out, condition, x, y) => pointwise(out, (c, a, b) => c ? a : b, condition, x, y),
   add: (out, x, y, alpha) => pointwise(out, (a, b) => a + alpha * b, x, y),
   sub: (out, x, y, alpha) => pointwise(out, (a, b) => a - alpha * b, x, y),

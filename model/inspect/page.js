@@ -9,10 +9,12 @@ function makeNetwork(plan, constants) {
   return {
     T, stream: revive(stream), lens: revive(lens), calls: revive(calls), blocks: plan.blocks,
     known: [], // the ids of the last run
+    rows: plan.isPure ? 8 : T, // that are computed at once
 
-    /* How many ids are the same as in the last run, so that their rows need not be computed again. */
+    /* How many ids are the same as in the last run, so that their rows need not be computed again. If the network
+    changes a tensor in place, all are. */
     same(ids) {
-      const changed = ids.findIndex((id, t) => id !== this.known[t]);
+      const changed = plan.isPure ? ids.findIndex((id, t) => id !== this.known[t]) : 0;
       return changed < 0 ? ids.length : changed;
     },
 
@@ -67,9 +69,9 @@ function makeText(net) {
       this.shown = ids.slice(this.first);
     },
 
-    /* Computes up to eight more characters; returns whether all are computed. */
+    /* Computes some more characters; returns whether all are computed. */
     step() {
-      const { shown } = this, start = net.same(shown), end = Math.min(start + 8, shown.length);
+      const { shown } = this, start = net.same(shown), end = Math.min(start + net.rows, shown.length);
       net.run(shown.slice(0, end));
       this.surprises.length = start;
       for (let t = start; t < end; t++) this.surprises[t] = t ? -Math.log(this.probabilities(t - 1)[shown[t]]) : null;

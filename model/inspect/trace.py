@@ -44,14 +44,13 @@ class Trace(TorchDispatchMode):
         self.live = {memory(ids_BT)}  # buffers that depend on the text
         self.done: list[tuple[str, Tensor, list]] = []  # operation, output, arguments
         self.kept: list[Any] = []  # no memory is used twice
+        self.is_pure = True  # nothing is written to what was computed before
 
     def __torch_dispatch__(
         self, func: torch._ops.OpOverload, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
         kwargs, schema = kwargs or {}, func._schema
         name = schema.name.partition("::")[2]
-        if torch.Tag.nondeterministic_seeded in func.tags:
-            raise AbortError(f"the page cannot show a network that draws random numbers ({name}).")
         inputs = [x for x in tree_leaves((args, kwargs)) if torch.is_tensor(x)]
         is_live = any(memory(x) in self.live for x in inputs)
         is_live = is_live and not re.match("new_|.*_like$", name)  # of these, only the shape counts
@@ -60,6 +59,11 @@ class Trace(TorchDispatchMode):
             if parts is not None:
                 with self:
                     return parts(*args, **kwargs)
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            raise AbortError(f"the page cannot show a network that draws random numbers ({name}).")
+        if is_live and any(x.is_complex() for x in inputs):
+            raise AbortError(f"the page cannot compute complex numbers ({name}).")
+        self.is_pure &= not (is_live and schema.is_mutable)
         if is_live and schema.is_mutable and memory(args[0]) not in self.live:
             buffer = whole_buffer(args[0])  # a constant is about to be written to
             self.live.add(memory(buffer))
@@ -120,6 +124,7 @@ class Trace(TorchDispatchMode):
 
         plan = {
             "ids": encode(self.ids_BT),
+            "isPure": self.is_pure,
             "outputs": {name: encode(x) for name, x in outputs.items()},
             "ops": [encode(op) for op in ops],
         }

@@ -23,6 +23,7 @@ from model.system.terminal import print_line, quote, shorten
 
 SAMPLE_CHARS = 150  # written after each evaluation
 MAX_MAPS = 64  # pictures of heads after each evaluation
+SHORT_TEXT = 70_000  # the recipe for a shorter one is the same if there is more time
 
 
 def print_header(
@@ -151,10 +152,14 @@ def print_result(
     minutes = f" --minutes {max(2 * config.minutes or 10, state.seconds / 40):.4g}"
     if signal:
         lines.append(f"stopped at step {state.step:,} by a signal; the checkpoint is saved")
-    lines.append(f"sample  python sample.py {run}")
-    lines.append(f"page    python sample.py {run} --attention page.html")
+    which = " --which last" if signal and not state.best_step else ""  # that has learned nothing
+    lines.append(f"sample  python sample.py {run}{which}")
+    lines.append(f"page    python sample.py {run}{which} --attention page.html")
+    readings = state.step * config.batch_size * config.block_size / corpus.train_chars
     if signal:
         lines.append(f"resume  python train.py --resume {run}{file}")
+    elif is_new and readings > 17 and corpus.train_chars < SHORT_TEXT:
+        lines.append(f"longer  is of no use: the text was read {readings:.0f} times")
     elif is_new and not corpus.is_pipe and not has_risen:
         lines.append(f"longer  python train.py{same_text(config)}{minutes}")
     elif not has_risen:

@@ -82,6 +82,11 @@ EDITS = {
     "a mean of the past": instead_of_attention(
         "x.cumsum(1) / torch.arange(1, x.size(1) + 1)[:, None]"
     ),
+    "a shift by padding": instead_of_attention("torch.nn.functional.pad(x, (0, 0, 1, 0))[:, :-1]"),
+    "a sum in place": instead_of_attention("(y := x + 1, y[:, 1:].add_(x[:, :-1]))[0]"),
+    "PyTorch's attention": instead_of_attention(
+        "torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)"
+    ),
     "a shift in place": instead_of_attention(
         "(lambda y: x * y + (y[:, 1:].add_(x[:, :-1]), y)[1])(torch.ones_like(x))"
     ),
@@ -329,6 +334,7 @@ def test_constants_are_exact(number, kind):
         ("x * x.mean().item()", "reads its own numbers"),
         ("x + torch.rand(3)[0]", "draws random numbers"),
         ("x.long().float()", "_to_copy to integers"),
+        ("x * torch.view_as_complex(x.view(1, -1, 8, 2)).abs().mean()", "complex numbers"),
     ],
 )
 def test_what_the_page_cannot_compute_is_named(expression, named, edit_network):
