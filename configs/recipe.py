@@ -13,8 +13,8 @@ channels, 8 examples of 256 characters in a step; an average of 0 is none):
        400,000  1,100           10  0.007      0.0          1.0      0.0           0.5
      1,000,000  1,100            8  0.007      0.0          1.0      0.0           0.5
 
-On a GPU, Tiny Shakespeare gets 4 blocks of 192 channels and 413 steps of 64 examples with a rate of
-0.014, an average, a temperature of 0.8. With --minutes, the network grows with the time.
+On a GPU, Tiny Shakespeare gets 4 blocks of 192 channels and 1,137 steps of 16 examples of 512
+characters, an average, a temperature of 0.79. With --minutes, the network grows with the time.
 
 No flag is an input, except --minutes, --device, --init_from and those that choose the text: a flag
 replaces one setting and leaves the others as they are. (With --minutes, the speed is measured in
@@ -23,8 +23,8 @@ the run's dtype.)
 It was fitted on two CPU cores to texts in four languages: 30,000 to 300,000 characters (one to five
 minutes), up to 900,000 (one minute) and a million (one to fifteen minutes; docs/experiments.md,
 "Which settings for which text and time?"). It was not fitted to shorter texts, longer runs,
-networks other than quill, or contexts other than 256. On a GPU, it was fitted to a million
-characters and one size; 18 times the computation of the default run is an assumption.
+networks other than quill, or other contexts. On a GPU, it was fitted to a million characters and 10
+to 30 s of an H200 (2026-11-27 there), in networks of 4 x 192 and 6 x 256; the rest is assumed.
 """
 
 import math
@@ -33,8 +33,9 @@ from typing import Any
 
 # Blocks, channels; a head has about 64 of them
 SIZES = ((2, 128), (3, 144), (4, 160), (4, 192), (6, 192), (6, 256), (8, 320), (8, 384), (12, 512))
-BLOCK_SIZE = 256
-DEFAULT_FLOPS = {"cpu": 8.86e12, "other": 8.86e12, "gpu": 1.6e14}  # of a run without --minutes
+BLOCK_SIZE, GPU_BLOCK_SIZE = 256, 512  # the latter costs 12 % a character, and gains 0.012
+GPU_MIN_CHARS = 150_000  # a shorter text has no use for a GPU's computation, nor for that context
+DEFAULT_FLOPS = {"cpu": 8.86e12, "other": 8.86e12, "gpu": 2.2e14}  # of a run without --minutes
 MAX_EPOCHS = 24  # a larger network is better than reading the text more often
 MIN_CHARS = 250_000  # but a very short text is read still more often
 MAX_PARAMETERS_PER_CHAR = 14  # a larger network is no better
@@ -54,7 +55,7 @@ class Budget:
     device: str = "cpu"  # its kind: cpu, gpu or other
     # With --init_from, the size of its network is given:
     parameters: int = 0  # in its blocks; 0: the recipe chooses the network
-    block_size: int = BLOCK_SIZE
+    block_size: int = 0
 
 
 def block_parameters(n_layer: int, n_embd: int) -> int:
@@ -72,7 +73,8 @@ def step_flops(parameters: int, chars: int) -> float:
 
 def recipe(budget: Budget) -> dict[str, Any]:
     """The value of every key that depends on the budget."""
-    is_gpu, has_weights = budget.device == "gpu", budget.parameters > 0
+    is_gpu = budget.device == "gpu" and budget.train_chars >= GPU_MIN_CHARS
+    has_weights = budget.parameters > 0
 
     # Network: it grows with the computation, as far as that is of use to a text of this length.
     max_chars = max(MAX_EPOCHS * budget.train_chars, MIN_CHARS)  # that the run reads
@@ -80,14 +82,15 @@ def recipe(budget: Budget) -> dict[str, Any]:
     largest = max(MAX_PARAMETERS_PER_CHAR * budget.train_chars, smallest)
     available = max(budget.flops, 1.0)
     flops = min(available, step_flops(budget.parameters or largest, max_chars))
-    n_layer, n_embd = network_size(flops, flops / step_flops(1, max_chars), is_gpu)
+    n_layer, n_embd = network_size(flops, flops / step_flops(1, max_chars), budget.device)
     parameters = budget.parameters or block_parameters(n_layer, n_embd)
 
     # Steps: all that the computation allows, but no text is read more than MAX_EPOCHS times.
     has_many = flops > 3000 * step_flops(parameters, 8 * BLOCK_SIZE)
-    examples = 64 if is_gpu else 16 if has_many else 8
-    batch_size = max(1, examples * BLOCK_SIZE // budget.block_size)  # as many characters
-    chars_per_step = batch_size * budget.block_size
+    examples = 32 if is_gpu else 16 if has_many else 8  # of 256 characters
+    block_size = budget.block_size or (GPU_BLOCK_SIZE if is_gpu else BLOCK_SIZE)
+    batch_size = max(1, examples * BLOCK_SIZE // block_size)  # as many characters
+    chars_per_step = batch_size * block_size
     max_steps = max_chars / chars_per_step
     affordable_steps = available / step_flops(parameters, chars_per_step)
     steps = min(affordable_steps, max_steps)
@@ -97,22 +100,23 @@ def recipe(budget: Budget) -> dict[str, Any]:
     if has_average:
         steps, max_steps = AVERAGE_SHARE * steps, AVERAGE_SHARE * max_steps
 
-    # Rate: larger batches allow more, and so does an average; trained weights much less.
-    learning_rate = 7e-3 * min(examples / 8, 2)
-    if has_average:
-        learning_rate = max(1e-2, learning_rate)
+    # Rate: larger batches allow more, and so does an average; trained weights much less. On a GPU
+    # 6 x 256 wants 0.007 (0.005 in batches half as large), and smaller networks more.
+    learning_rate = max(1e-2 if has_average else 0.0, 7e-3 * min(examples / 8, 2))
+    if is_gpu:
+        learning_rate = round(7e-3 * (block_parameters(6, 256) / parameters) ** 0.25, 4)
     if has_weights:
         learning_rate = 1e-3  # with 7e-3 they overfit a short text within 40 steps
 
     # Evaluations: a fifteenth of the training time, but eight if they take less than a sixth. One
     # reads a tenth of the text (at most a million characters) without a backward pass; on a GPU it
-    # takes as long as 130 steps, mostly for its sample.
+    # takes as long as 260 steps.
     affordable = steps * chars_per_step / min(budget.train_chars / 27, 350_000)
-    often = steps / 130 if is_gpu else max(affordable / 15, min(affordable / 6, 8))
+    often = steps / 260 if is_gpu else max(affordable / 15, min(affordable / 6, 8))
     evaluations = min(max(round(often), 2), 10)
     is_compiled = budget.device == "cpu" and seconds > COMPILE_SECONDS * max(1, n_layer / 4)
     return {
-        "block_size": budget.block_size,
+        "block_size": block_size,
         "n_layer": n_layer,
         "n_embd": n_embd,
         "batch_size": batch_size,
@@ -127,13 +131,14 @@ def recipe(budget: Budget) -> dict[str, Any]:
     }
 
 
-def network_size(flops: float, least: float, is_gpu: bool) -> tuple[int, int]:
+def network_size(flops: float, least: float, device: str) -> tuple[int, int]:
     """Blocks and channels, of SIZES: 2.2 times as many parameters for ten times the computation.
 
     A run of the default computation has the smallest. It has at least about `least` parameters.
     """
     target = max(block_parameters(*SIZES[0]) * (flops / DEFAULT_FLOPS["cpu"]) ** 0.35, least)
-    sizes = [size for size in SIZES if not is_gpu or size[1] % 64 == 0]  # suits its matrix units
+    # Multiples of 64 suit the matrix units of a GPU.
+    sizes = [size for size in SIZES if device != "gpu" or size[1] % 64 == 0]
     return min(sizes, key=lambda size: abs(math.log(block_parameters(*size) / target)))
 
 
@@ -143,15 +148,15 @@ def regularization(
     """More of it, the more often a text is read, and the more parameters each character has."""
     doublings = math.log2(max(1, overfitting / OVERFITTING_THRESHOLD))
     temperature, weight_decay = max(0.8, 1 - 0.1 * doublings), 0.5 if doublings < 1.5 else 1.0
+    dropout = (0.08 if is_gpu else 0.13) * doublings
     if has_average:
         # Learning from its average leaves a network too sure of new text, though less than without
-        # (docs/attention.md, "What does the training temperature do?"). Fewer, larger batches
-        # overfit sooner.
-        temperature = max(0.7, (0.8 if is_gpu else 0.9) - 0.06 * doublings)
+        # (docs/attention.md, "What does the training temperature do?").
+        temperature = 0.8 - 0.02 * doublings if is_gpu else max(0.7, 0.9 - 0.06 * doublings)
         weight_decay = 1.0 if is_gpu else weight_decay
     return {
         "train_temperature": round(temperature, 2),
         # More dropout would disturb weights that were trained without.
-        "dropout": round(min(0.1 if has_weights else 0.4, 0.13 * doublings), 1),
+        "dropout": round(min(0.1 if has_weights else 0.4, dropout), 1),
         "weight_decay": weight_decay,
     }

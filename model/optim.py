@@ -103,34 +103,59 @@ class Muon(Optimizer):
         """`dtype` is that of the Newton-Schulz iterations."""
         super().__init__(named_parameters, {"lr": lr, "weight_decay": weight_decay})
         self.dtype = dtype
+        self.addresses: list[int] = []  # of what the latest step read
+        self.changes = 0  # of these
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.updates: list[Tensor] = []  # what it computes
 
     @torch.no_grad()
     def step(self) -> None:
         """Update every parameter that has a gradient."""
         for group in self.param_groups:
-            by_shape: dict[torch.Size, list[Tensor]] = {}
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    by_shape.setdefault(parameter.shape[-2:], []).append(parameter)
-            for parameters in by_shape.values():
-                self._step_together(parameters, group["lr"], group["weight_decay"])
+            parameters = [x for x in group["params"] if x.grad is not None]
+            for parameter in parameters:
+                if not self.state[parameter]:
+                    self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+            grads = [parameter.grad for parameter in parameters]
+            momenta = [self.state[parameter]["momentum_buffer"] for parameter in parameters]
+            updates = self._run(grads, momenta)
+            # On a GPU, a _foreach function launches one kernel for all parameters.
+            torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
+            torch._foreach_sub_(parameters, updates, alpha=0.2 * group["lr"])
 
-    def _step_together(self, parameters: list[Tensor], lr: float, weight_decay: float) -> None:
-        R, C = parameters[0].shape[-2:]
-        for parameter in parameters:
-            if not self.state[parameter]:
-                self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-        # On a GPU, a _foreach function launches one kernel for all parameters.
-        grads = [parameter.grad for parameter in parameters]
-        momenta = [self.state[parameter]["momentum_buffer"] for parameter in parameters]
+    def _run(self, grads: list[Tensor], momenta: list[Tensor]) -> list[Tensor]:
+        """`_compute`, on a GPU as a CUDA graph, which takes a tenth of the time to start.
+
+        It reads the same memory in each step. The graph of a network leaves gradients there. If
+        they move, as without one, this step has no graph; if they do so often, none has.
+        """
+        addresses = [x.data_ptr() for x in (*grads, *momenta)]
+        if addresses != self.addresses:
+            self.addresses, self.graph, self.changes = addresses, None, self.changes + 1
+            return self._compute(grads, momenta)
+        if not grads[0].is_cuda or self.changes > 2:
+            return self._compute(grads, momenta)
+        if self.graph is None:
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph):
+                self.updates = self._compute(grads, momenta)
+        self.graph.replay()
+        return self.updates
+
+    def _compute(self, grads: list[Tensor], momenta: list[Tensor]) -> list[Tensor]:
+        """Move the momenta on; the updates, of all matrices of one shape together."""
         torch._foreach_lerp_(momenta, grads, 1 - self.MOMENTUM)
-        stacks = [x.reshape(-1, R, C) for x in torch._foreach_lerp(grads, momenta, self.MOMENTUM)]
-        update_NRC = orthogonalize(torch.cat(stacks), self.dtype)
-        update_NRC = F.rms_norm(update_NRC, (C,))  # a tall matrix has unequal rows
-        stacks = update_NRC.split([len(stack) for stack in stacks])
-        updates = [x.view_as(parameter) for x, parameter in zip(stacks, parameters, strict=True)]
-        torch._foreach_mul_(parameters, 1 - lr * weight_decay)
-        torch._foreach_sub_(parameters, updates, alpha=0.2 * lr)
+        nesterov = torch._foreach_lerp(grads, momenta, self.MOMENTUM)
+        updates = list(nesterov)
+        for R, C in {x.shape[-2:] for x in nesterov}:
+            places = [i for i, x in enumerate(nesterov) if x.shape[-2:] == (R, C)]
+            stacks = [nesterov[i].reshape(-1, R, C) for i in places]
+            update_NRC = orthogonalize(torch.cat(stacks), self.dtype)
+            update_NRC = F.rms_norm(update_NRC, (C,))  # a tall matrix has unequal rows
+            parts = update_NRC.split([len(stack) for stack in stacks])
+            for i, part in zip(places, parts, strict=True):
+                updates[i] = part.view_as(nesterov[i])
+        return updates
 
 
 def orthogonalize(x_NRC: Tensor, dtype: torch.dtype) -> Tensor:

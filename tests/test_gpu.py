@@ -105,6 +105,32 @@ def test_a_run_with_a_cuda_graph_equals_one_without_and_one_that_was_stopped(
     assert summary(Path("graph"))["dtype"] == dtype
 
 
+MUON = """
+import torch
+from model.optim import Muon
+results, kept = [], []
+for has_graph in (True, False):
+    torch.manual_seed(0)
+    weights = [torch.randn(size, device="cuda") for size in ((8, 16), (16, 8), (8, 16))]
+    muon = Muon([(str(i), w) for i, w in enumerate(weights)], 0.01, 0.1, torch.bfloat16)
+    for step in range(12):
+        if step % 6 == 0:  # the gradients move to other memory
+            kept.append([torch.empty_like(w) for w in weights])
+        if not has_graph:
+            muon.addresses = []
+        for w, grad in zip(weights, kept[-1]):
+            w.grad = grad.normal_()
+        muon.step()
+    assert (muon.graph is not None) == has_graph
+    results.append(weights)
+assert all(map(torch.equal, *results))
+"""
+
+
+def test_muon_in_a_cuda_graph_equals_muon(gpu_env):
+    subprocess.run([sys.executable, "-c", MUON], env=gpu_env, check=True)
+
+
 def test_a_network_that_reads_a_value_is_trained_without_a_graph(train_on_gpu):
     line = "x_BTC = norm(self.embedding(ids_BT))"
     edits = {line: f"{line}\n        x_BTC = x_BTC * (2 if x_BTC[0, 0, 0] > 0 else 1)"}

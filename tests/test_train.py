@@ -291,7 +291,7 @@ def test_trying_the_compiler_changes_nothing_but_a_warning(
     monkeypatch.setattr(torch, "compile", compile)
     flags = "--max_iters=4 --dropout=0.2 --gradient_accumulation_steps=2"
     assert tiny(f"{flags} --compile=on --out_dir=tried") == 0
-    warning = "without torch.compile: no C++ compiler. If it worked before, delete /"
+    warning = "without torch.compile: no C++ compiler\n"
     assert capsys.readouterr().err.count(warning) == (fails != "never")
     assert tiny(f"{flags} --compile=off --out_dir=eager") == 0
     eager, tried = (checkpoint.load(f"{run}/last.pt") for run in ("eager", "tried"))
@@ -441,6 +441,14 @@ def test_nothing_shares_a_line_with_the_progress_bar(tiny, monkeypatch):
             bars += 1
             assert shown.endswith("]")
     assert bars == 1
+
+
+def test_the_shortest_text_trains_on_a_gpu(text_file):
+    text_file.write_text(LINES[:2600])
+    corpus, gpu = open_corpus(DataConfig((str(text_file),))), Machine(torch.device("cuda"), None)
+    chosen = choose_settings(TrainConfig(), Checkpoint(), corpus, gpu)
+    corpus.require_length(chosen["block_size"])
+    assert chosen["max_iters"] > 50
 
 
 def test_the_recipe_knows_the_size_of_weights_to_start_with(text_file):

@@ -1,5 +1,6 @@
 """What a training run tells a person: its header, evaluations, samples, attention maps, result."""
 
+import copy
 import math
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from configs.recipe import block_parameters
 from configs.settings import TrainConfig
 from data.corpus import Corpus
 from model.generate import GenerationConfig, first_character, generate
@@ -18,12 +20,11 @@ from model.inspect.record import record_attention
 from model.networks import count_parameters, eval_mode
 from model.run.checkpoint import RunState
 from model.run.logger import Logger
-from model.system.device import Machine
+from model.system.device import CPU_PARAMETERS, Machine
 from model.system.terminal import print_line, quote, shorten
 
 SAMPLE_CHARS = 150  # written after each evaluation
 MAX_MAPS = 64  # pictures of heads after each evaluation
-SHORT_TEXT = 70_000  # the recipe for a shorter one is the same if there is more time
 
 
 def print_header(
@@ -81,6 +82,8 @@ def warn_of_mistake(config: TrainConfig, vocab_size: int) -> None:
 
 def log_sample(logger: Logger, model: nn.Module, corpus: Corpus, step: int) -> None:
     """A text that the model writes, for TensorBoard and on a terminal."""
+    if count_parameters(model) <= CPU_PARAMETERS:  # a GPU would take longer
+        model = copy.deepcopy(model).cpu()
     vocab = corpus.tokenizer.vocab
     prompt = corpus.tokenizer.encode(first_character(vocab)).tolist()
     config = GenerationConfig(max_new_tokens=SAMPLE_CHARS)
@@ -156,9 +159,10 @@ def print_result(
     lines.append(f"sample  python sample.py {run}{which}")
     lines.append(f"page    python sample.py {run}{which} --attention page.html")
     readings = state.step * config.batch_size * config.block_size / corpus.train_chars
+    per_char = block_parameters(config.n_layer, config.n_embd) / corpus.train_chars
     if signal:
         lines.append(f"resume  python train.py --resume {run}{file}")
-    elif is_new and readings > 17 and corpus.train_chars < SHORT_TEXT:
+    elif is_new and readings > 17 and (config.init_from or per_char > 10):  # the recipe's most
         lines.append(f"longer  is of no use: the text was read {readings:.0f} times")
     elif is_new and not corpus.is_pipe and not has_risen:
         lines.append(f"longer  python train.py{same_text(config)}{minutes}")

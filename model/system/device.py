@@ -123,13 +123,9 @@ class Machine:
                 if world_size > 1:
                     print_line("note: --compile off trains without the compiler.", sys.stderr)
                     raise
-                what, hint = "a CUDA graph", ""
-                if is_compiled:  # a kill while it wrote leaves half of a file
-                    from torch._inductor.runtime.runtime_utils import cache_dir
-
-                    what, hint = "torch.compile", f". If it worked before, delete {cache_dir()}"
+                what = "torch.compile" if is_compiled else "a CUDA graph"
                 problem = str(error).strip().partition("\n")[0][:200]
-                print_line(f"warning: training without {what}: {problem}{hint}", sys.stderr)
+                print_line(f"warning: training without {what}: {problem}", sys.stderr)
                 return
             finally:  # as if nothing had been tried
                 network.zero_grad()
