@@ -151,7 +151,7 @@ def regularization(
     dropout = (0.08 if is_gpu else 0.13) * doublings
     if has_average:
         # Learning from its average leaves a network too sure of new text, though less than without
-        # (docs/attention.md, "What does the training temperature do?").
+        # (docs/recipe.md, "The training temperature").
         temperature = 0.8 - 0.02 * doublings if is_gpu else max(0.7, 0.9 - 0.06 * doublings)
         weight_decay = 1.0 if is_gpu else weight_decay
     return {

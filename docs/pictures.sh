@@ -3,7 +3,7 @@
 #     python train.py --dtype float32 --out_dir runs/quill
 #     python train.py --dtype float32 --network gpt --out_dir runs/gpt
 #     bash docs/pictures.sh runs/quill runs/gpt
-# tests/benchmarks/tables.py draws the others.
+# tests/benchmarks/tables.py draws the others; triangle.svg is drawn by hand.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 run=${1:?"usage: bash docs/pictures.sh RUN GPT_RUN"}

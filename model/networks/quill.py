@@ -1,6 +1,6 @@
 """Quill's network: a GPT that learns a character-level text in less time than the textbook's.
 
-docs/ideas.md lists its differences from gpt.py, and says what each is worth.
+docs/recipe.md lists its differences from gpt.py, and says what each is worth.
 
 Shapes: B batch, T time (characters), C channels (n_embd), H heads, D head width (C / H), E half of
 it (D / 2), S keys, N positions of a stretch, V vocabulary.

@@ -1,13 +1,11 @@
-"""Pictures of docs/attention.md and docs/ideas.md, as SVG files in the folder OUT.
+"""Pictures of docs/learn.md and docs/recipe.md, as SVG files in the folder OUT.
 
 python -m tests.benchmarks.pictures OUT draws those that need no run: the blocks, token shift, a
 small matrix and Muon, RoPE. python -m tests.benchmarks.pictures OUT RUN_DIR GPT_RUN_DIR also draws
-the losses of a run, what Muon makes of its momentum, and three heads of both runs.
+three heads of both runs.
 """
 
-import json
 import sys
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +21,7 @@ from model.inspect.record import record_attention
 from model.networks.quill import TokenShift
 from model.optim import orthogonalize
 from model.run import checkpoint
-from tests.benchmarks.chart import COLORS, GRAY, NO_DATE, STYLE, draw_svg, read_losses
+from tests.benchmarks.chart import COLORS, GRAY, NO_DATE, STYLE
 
 CELL = 0.5  # inches
 SENTENCE = "the king and the queen"
@@ -240,35 +238,6 @@ def draw_rope(out: Path) -> None:
 
 
 # -------------------------------------------------------------------------------------- Of a run
-def draw_losses(out: Path, run_dir: Path) -> None:
-    """Training and validation loss over the steps of a run."""
-    config = tomllib.loads((run_dir / "config.toml").read_text("utf-8"))
-    summary = json.loads((run_dir / "summary.json").read_text("utf-8"))
-    title = f"Quill: context {config['block_size']}, {summary['dtype']}, seed {config['seed']}"
-    validation = read_losses(run_dir / "val")
-    curves = {
-        "training loss, single batches": read_losses(run_dir / "train"),
-        f"validation loss, whole validation split: {validation[-1][1]:.3f} at the end": validation,
-    }
-    draw_svg(out / "loss.svg", "training step", title, curves)
-
-
-def draw_muon(out: Path, run_dir: Path) -> None:
-    """Singular values of the first matrix's momentum at the end of a run, and orthogonalized."""
-    saved = checkpoint.load(run_dir / "last.pt")
-    muon = saved.optimizers[0]
-    name = muon["param_groups"][0]["param_names"][0]
-    momentum_RC = muon["state"][0]["momentum_buffer"]
-    (update_RC,) = orthogonalize(momentum_RC[None], torch.float32)
-    before, after = torch.linalg.svdvals(momentum_RC), torch.linalg.svdvals(update_RC)
-    curves = {
-        "momentum, largest scaled to 1": list(enumerate((before / before[0]).tolist(), start=1)),
-        "orthogonalized": list(enumerate(after.tolist(), start=1)),
-    }
-    title = f"{name}, step {saved.step}"
-    draw_svg(out / "muon.svg", "rank of the singular value", title, curves, "size (singular value)")
-
-
 @torch.no_grad()
 def heads_of(run_dir: Path) -> dict[str, Tensor]:
     """weights_TT of each head of a model for SENTENCE, by its name."""
@@ -306,8 +275,6 @@ def main(argv: list[str]) -> None:
         draw_rope(out)
         if runs:
             run_dir, gpt_run_dir = runs
-            draw_losses(out, run_dir)
-            draw_muon(out, run_dir)
             draw_heads(out, run_dir, gpt_run_dir)
 
 

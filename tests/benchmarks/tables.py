@@ -18,13 +18,11 @@ needs `pip install requests`). All other texts are the first characters of Tiny 
 
 import argparse
 import json
-import math
 import os
 import re
 import subprocess
 import sys
 import tempfile
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
@@ -86,15 +84,6 @@ CONFIDENCE = {
 # temperature (seed 1) gives at least 0.9 to a wrong character.
 EXAMPLE_POSITION, EXAMPLE_TEXT, EXAMPLE_NEXT = 15, "With old M", "e"
 DECILES = [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.1]
-SHARES = {"0.1 % or less": 0, "0.1 to 1 %": 1e-3, "1 % or more": 1e-2}
-WORD = r"[\w']+"
-WORD_COUNTS = {
-    "never": 0,
-    "1 to 9 times": 1,
-    "10 to 99": 10,
-    "100 to 999": 100,
-    "1,000 or more": 1000,
-}
 
 
 @dataclass(frozen=True)
@@ -113,7 +102,6 @@ class Run:
 
 THREE = (1, 2, 3)
 DEFAULT = "default, float32"  # made by `time`
-DEFAULT_TEMPERATURES = (0, 0.8, 1.5)
 RUNS = [
     Run("moby", text="moby"),
     *(Run(f"{n} kB", text=str(n), seeds=THREE, has_predictions=True) for n in (20, 60, 100, 300)),
@@ -125,7 +113,6 @@ RUNS = [
     Run("Spanish", text="spanish", seeds=THREE),
     Run("Spanish, unregularized", UNREGULARIZED, text="spanish"),
     *(Run(f"{n} steps", f"--max_iters {n}", temperatures=(0.8,)) for n in (1, 30, 100, 300)),
-    *(Run(f"rate {rate}", f"--learning_rate {rate}") for rate in ("1e-5", "1e-4", "0.1", "1")),
     Run("20 kB, long", "--max_iters 474", text="20"),
     Run("20 kB, long, 0.6", "--max_iters 474 --dropout 0.6", text="20"),
     Run("20 kB, small", "--max_iters 474 --n_embd 64", text="20"),
@@ -136,8 +123,7 @@ RUNS = [
         Run(name, GPT if network == "gpt" else "", seeds=THREE, edit=name)
         for name, (network, *_) in EDITS.items()
     ),
-    Run("AdamW", "--optimizer adamw", seeds=THREE, has_predictions=True),
-    Run("AdamW, 3e-3", "--optimizer adamw --learning_rate 3e-3", seeds=THREE),
+    Run("AdamW", "--optimizer adamw", seeds=THREE),
     Run("cosine decay to a tenth", "--min_lr 7e-4", seeds=THREE),
 ]
 
@@ -228,18 +214,9 @@ def predict(saved: Checkpoint) -> tuple[Tensor, Tensor, Corpus]:
 
 
 def predictions(out: Path) -> dict:
-    """How often a run's last model is right by how sure it is; what rare things cost it."""
+    """How often a run's last model is right, by how sure it is."""
     log_probs_NV, y_N, corpus = predict(checkpoint.load(out / "last.pt"))
-    loss_N = F.nll_loss(log_probs_NV, y_N, reduction="none")
     probability_N, guess_N = log_probs_NV.exp().max(dim=-1)
-    text = "".join(corpus.tokenizer.vocab[i] for i in corpus.ids_N)
-    training, validation = text[: corpus.train_chars], text[corpus.train_chars :]
-    share_of = {c: n / len(training) for c, n in Counter(training).items()}
-    share_N = torch.tensor([share_of.get(character, 0) for character in validation[1:]])
-    # How often the word at each place occurs in the training text; -1: not in a word
-    count_of, count_N = Counter(re.findall(WORD, training)), torch.full((len(validation),), -1)
-    for word in re.finditer(WORD, validation):
-        count_N[slice(*word.span())] = count_of[word[0]]
 
     def means(key_N: Tensor, edges: list[float], *values: Tensor) -> list[tuple[float, ...]]:
         """The means of `values` where the key is between two edges, and how many there are."""
@@ -249,8 +226,6 @@ def predictions(out: Path) -> dict:
     probs_V = log_probs_NV[EXAMPLE_POSITION].exp().tolist()
     return {
         "confidence": means(probability_N, DECILES, probability_N, guess_N == y_N),
-        "by_share": means(share_N, [*SHARES.values(), 2], loss_N),
-        "by_word": means(count_N[1:], [*WORD_COUNTS.values(), math.inf], loss_N),
         "example": {c: round(p, 4) for c, p in zip(corpus.tokenizer.vocab, probs_V, strict=True)},
     }
 
@@ -317,8 +292,8 @@ def make_times(nanogpt_dir: Path) -> None:
         name = f"{name}, {dtype}"
         if (name, seed) in finished:
             return
-        temperatures = DEFAULT_TEMPERATURES if name == DEFAULT else ()
-        look = None if until else lambda out: measured(out, temperatures, bool(temperatures))
+        temperatures = (0.8,) if name == DEFAULT else ()
+        look = None if until else lambda out: measured(out, temperatures, False)
         outcome = quill("--seed", seed, "--dtype", dtype, *flags, until=until, look=look)
         seconds, loss = outcome.curve[-1]
         row = outcome.looked or {"last": loss}
@@ -372,10 +347,10 @@ def best(name: str) -> str:
     return f"{row['best']:.3f}{step}"
 
 
-def written(name: str, temperature: str = "0.8") -> str:
+def written(name: str) -> str:
     """A line of what the first seed's model wrote: the first one of at least 40 characters."""
-    lines = [line for line in rows(name)[0]["texts"][temperature].splitlines() if len(line) >= 40]
-    line = (lines or rows(name)[0]["texts"][temperature].split("\n\n"))[0]
+    lines = [line for line in rows(name)[0]["texts"]["0.8"].splitlines() if len(line) >= 40]
+    line = (lines or rows(name)[0]["texts"]["0.8"].split("\n\n"))[0]
     return "`" + " ".join(line.split())[:70].replace("`", "'").replace("|", "/") + "`"
 
 
@@ -444,25 +419,6 @@ def own_text() -> str:
     return table(("text", "time", "loss", "with `--init_from`"), *lines)
 
 
-def texts() -> str:
-    names = SHAKESPEARE | {"100 kB of Spanish": "Spanish"}
-    lines = (
-        (title, f"{rows(name)[0]['iters']:,}", loss(name, "best"), started(name))
-        for title, name in names.items()
-    )
-    return table(("text", "steps", "loss", "with `--init_from`"), *lines)
-
-
-def overfitting() -> str:
-    command = f"without regularization, equal computation: `{UNREGULARIZED}`"
-    name = "Spanish, unregularized"
-    return table(
-        ("the Spanish text", "best", "last"),
-        (command, best(name), loss(name)),
-        ("`python train.py --data spanish.txt`", loss("Spanish", "best"), loss("Spanish")),
-    )
-
-
 def tries() -> str:
     lines = {
         "the recipe: 158 steps, dropout 0.4 (three seeds)": "20 kB",
@@ -480,31 +436,10 @@ def tries() -> str:
     )
 
 
-RATES = {
-    "1e-5": "rate 1e-5",
-    "1e-4": "rate 1e-4",
-    "7e-3 (the default)": DEFAULT,
-    "0.1": "rate 0.1",
-    "1": "rate 1",
-}
-
-
-def rates() -> str:
-    return table(
-        ("`--learning_rate`", *RATES), ("loss", *(loss(name)[:5] for name in RATES.values()))
-    )
-
-
 def steps() -> str:
     names = {n: f"{n} steps" for n in ("1", "30", "100", "300")} | {"1,100": DEFAULT}
     lines = ((n, loss(name)[:5], written(name)) for n, name in names.items())
     return table(("steps", "loss", "text"), *lines)
-
-
-def temperatures() -> str:
-    titles = {"0": "0", "0.8": "0.8 (the default)", "1.5": "1.5"}
-    lines = ((title, written(DEFAULT, t)) for t, title in titles.items())
-    return table(("temperature", "text of the default run"), *lines)
 
 
 def exercises() -> str:
@@ -530,11 +465,16 @@ def ideas() -> str:
     return table(("change", "loss", "difference"), *lines)
 
 
+def at_275(name: str) -> float:
+    """The loss of seed 1 at the first evaluation from step 275 on."""
+    return next(loss for step, loss in rows(name)[0]["curve"] if step >= 275)
+
+
 def textbook() -> str:
     return table(
         ("loss of seed 1", "step 275", "end"),
         *(
-            (title, f"{rows(name)[0]['curve'][0][1]:.3f}", f"{rows(name)[0]['last']:.3f}")
+            (title, f"{at_275(name):.3f}", f"{rows(name)[0]['last']:.3f}")
             for title, name in {
                 "`python train.py --network gpt`": "gpt",
                 "the network and recipe of the articles": "articles",
@@ -544,29 +484,15 @@ def textbook() -> str:
     )
 
 
-def rare() -> str:
-    """What words lose with AdamW, by how often the training text has them."""
-    lines = []
-    for i, name in enumerate(WORD_COUNTS):
-        muon, adamw = (mean(row["by_word"][i][0] for row in rows(n)) for n in (DEFAULT, "AdamW"))
-        lines.append((name, f"{muon:.2f}", f"{adamw:.2f}", f"{adamw - muon:+.2f}"))
-    return table(("the word occurs", "Muon", "AdamW", "AdamW − Muon"), *lines)
-
-
 TABLES = (
     results,
     bfloat16,
     own_text,
-    texts,
-    overfitting,
     tries,
-    rates,
     steps,
-    temperatures,
     exercises,
     ideas,
     textbook,
-    rare,
 )
 
 
@@ -632,15 +558,6 @@ def draw() -> None:
     draw_svg(
         ROOT / "docs/overfitting.svg", "training step", "100,000 characters of Spanish", curves
     )
-    curves = {
-        # The curve of 1 begins at 18
-        f"learning rate {rate}{' (at first above 5)' * (rate == '1')}": [
-            point for point in rows(name)[0]["curve"] if point[1] < 5
-        ]
-        for rate, name in RATES.items()
-    }
-    title = "Validation, Tiny Shakespeare"
-    draw_svg(ROOT / "docs/learning_rate.svg", "training step", title, curves)
 
 
 def main() -> None:

@@ -22,11 +22,8 @@ def test_pictures_without_a_run_are_those_of_the_documents(tmp_path):
         assert len(drawn) > 5
 
 
-def test_losses_by_share_average_to_the_validation_loss(trained_run, text_file, monkeypatch):
+def test_predictions_are_those_of_the_whole_validation_text(trained_run, text_file, monkeypatch):
     (trained_run.parent / "text.txt").write_text(text_file.read_text("utf-8"), "utf-8")
     measured = predictions(trained_run)
-    losses = [(loss, n) for loss, n in measured["by_share"] if n]
-    mean = sum(loss * n for loss, n in losses) / sum(n for _, n in losses)
-    assert mean == pytest.approx(summary(trained_run)["val_loss"], abs=1e-3)
-    assert sum(n for *_, n in measured["confidence"]) == sum(n for _, n in losses)
+    assert sum(n for *_, n in measured["confidence"]) == summary(trained_run)["val_chars"] - 1
     assert sum(measured["example"].values()) == pytest.approx(1, abs=1e-2)
