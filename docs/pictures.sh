@@ -27,4 +27,4 @@ tensorboard --logdir "$run" --port $port &
 trap 'kill $!; rm -r "$(dirname "$page")"' EXIT
 sleep 20
 kill -0 $! # fails if the port was taken
-shoot tensorboard.png 1300,700 "http://localhost:$port/?smoothing=0"
+shoot tensorboard.png 1300,562 "http://localhost:$port/?smoothing=0"

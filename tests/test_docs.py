@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 import sample
-from tests.benchmarks.tables import TABLES, fill
 from tests.conftest import ROOT
 
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -37,18 +36,6 @@ def test_document_links_resolve_and_named_tests_exist(document):
     files = {path.stem: path.read_text("utf-8") for path in (ROOT / "tests").rglob("test_*.py")}
     for name in re.findall(r"\btest_\w+\b", text):
         assert name in files or f"def {name}(" in "".join(files.values()), name
-
-
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_tables_with_figures_are_those_of_the_stored_runs(document):
-    text = document.read_text("utf-8")
-    assert fill(text) == text, "python -m tests.benchmarks.tables write"
-
-
-def test_each_table_stands_in_a_document():
-    text = "".join(document.read_text("utf-8") for document in DOCUMENTS)
-    for table in TABLES:
-        assert f"<!-- table: {table.__name__} -->\n" in text
 
 
 def run_example(example: str) -> str:

@@ -3,8 +3,7 @@
 `python -m tests.benchmarks.tables run --texts FOLDER` makes the runs that are not in results.jsonl
 yet, two at a time with one thread each, in float32. Run it again after an interruption. `time
 --nanogpt DIR` runs README's commands and nanoGPT's one after the other, with all cores; nothing
-else may run. `write` puts the tables into the documents and draws their pictures; a test checks
-that nobody edits the tables by hand.
+else may run. `write` puts the tables into the documents and draws their pictures.
 
 A run belongs to the newest commit that changed the code; those of older ones are made again. On a
 CPU where --dtype auto is bfloat16, `time` runs twice: as it is, and as a CPU with AVX2
