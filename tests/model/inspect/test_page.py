@@ -83,7 +83,9 @@ EDITS = {
         "x.cumsum(1) / torch.arange(1, x.size(1) + 1)[:, None]"
     ),
     "a shift by padding": instead_of_attention("torch.nn.functional.pad(x, (0, 0, 1, 0))[:, :-1]"),
-    "a sum in place": instead_of_attention("(y := x + 1, y[:, 1:].add_(x[:, :-1]))[0]"),
+    "a sum in place": instead_of_attention(
+        "(y := x + 1, y[:, 1:].add_(x[:, :-1]))[0].cumsum(1) / 9"  # later rows read earlier ones
+    ),
     "PyTorch's attention": instead_of_attention(
         "torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)"
     ),
