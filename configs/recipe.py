@@ -13,7 +13,7 @@ channels, 8 examples of 256 characters in a step; an average of 0 is none):
        400,000  1,100           10  0.007      0.0          1.0      0.0           0.5
      1,000,000  1,100            8  0.007      0.0          1.0      0.0           0.5
 
-On a GPU, Tiny Shakespeare gets 4 blocks of 192 channels and 1,137 steps of 16 examples of 512
+On a GPU, Tiny Shakespeare gets 4 blocks of 192 channels and 1,138 steps of 16 examples of 512
 characters, an average, a temperature of 0.79. With --minutes, the network grows with the time.
 
 No flag is an input, except --minutes, --device, --init_from and those that choose the text: a flag
@@ -23,8 +23,9 @@ the run's dtype.)
 It was fitted on two CPU cores to texts in four languages: 30,000 to 300,000 characters (one to five
 minutes), up to 900,000 (one minute) and a million (one to fifteen minutes; docs/experiments.md,
 "Which settings for which text and time?"). It was not fitted to shorter texts, longer runs,
-networks other than quill, or other contexts. On a GPU, it was fitted to a million characters and 10
-to 30 s of an H200 (2026-11-27 there), in networks of 4 x 192 and 6 x 256; the rest is assumed.
+networks other than quill, or other contexts. On a GPU, it was fitted to a million characters and 6
+to 20 s of an H100 (docs/experiments.md, 2026-11-28), in networks of 4 x 192 and 6 x 256; the rest
+is assumed.
 """
 
 import math
@@ -33,12 +34,12 @@ from typing import Any
 
 # Blocks, channels; a head has about 64 of them
 SIZES = ((2, 128), (3, 144), (4, 160), (4, 192), (6, 192), (6, 256), (8, 320), (8, 384), (12, 512))
-BLOCK_SIZE, GPU_BLOCK_SIZE = 256, 512  # the latter costs 12 % a character, and gains 0.012
-GPU_MIN_CHARS = 150_000  # a shorter text has no use for a GPU's computation, nor for that context
+BLOCK_SIZE = 256
+GPU_MIN_CHARS = 150_000  # a shorter text has no use for a GPU's computation, nor a longer context
 DEFAULT_FLOPS = {"cpu": 8.86e12, "other": 8.86e12, "gpu": 2.2e14}  # of a run without --minutes
-MAX_EPOCHS = 24  # a larger network is better than reading the text more often
+MAX_EPOCHS, GPU_MAX_EPOCHS = 24, 20  # a larger network is better than reading the text more often
 MIN_CHARS = 250_000  # but a very short text is read still more often
-MAX_PARAMETERS_PER_CHAR = 14  # a larger network is no better
+MAX_PARAMETERS_PER_CHAR, GPU_MAX_PARAMETERS_PER_CHAR = 14, 8  # a larger network is no better
 AVERAGE_EPOCHS = 6  # an average of the weights helps if the text is read at least so often
 AVERAGE_SHARE = 3 / 4  # then a step takes longer, so there are fewer: the average reads, too
 OVERFITTING_THRESHOLD = 17  # of epochs √(parameters / characters): above it, regularize
@@ -77,18 +78,22 @@ def recipe(budget: Budget) -> dict[str, Any]:
     has_weights = budget.parameters > 0
 
     # Network: it grows with the computation, as far as that is of use to a text of this length.
-    max_chars = max(MAX_EPOCHS * budget.train_chars, MIN_CHARS)  # that the run reads
-    smallest = block_parameters(*SIZES[0])
-    largest = max(MAX_PARAMETERS_PER_CHAR * budget.train_chars, smallest)
+    max_epochs = GPU_MAX_EPOCHS if is_gpu else MAX_EPOCHS
+    per_char = GPU_MAX_PARAMETERS_PER_CHAR if is_gpu else MAX_PARAMETERS_PER_CHAR
+    max_chars = max(max_epochs * budget.train_chars, MIN_CHARS)  # that the run reads
+    largest = max(per_char * budget.train_chars, block_parameters(*SIZES[0]))
     available = max(budget.flops, 1.0)
     flops = min(available, step_flops(budget.parameters or largest, max_chars))
     n_layer, n_embd = network_size(flops, flops / step_flops(1, max_chars), budget.device)
     parameters = budget.parameters or block_parameters(n_layer, n_embd)
 
-    # Steps: all that the computation allows, but no text is read more than MAX_EPOCHS times.
+    # Steps: all that the computation allows, but no text is read more than MAX_EPOCHS times. On a
+    # GPU, a context of 512 instead of 256 gains 0.012, and in 6 x 256 one of 1,024 another 0.013 in
+    # 5 % more time. On a CPU 512 gains nothing at equal time.
     has_many = flops > 3000 * step_flops(parameters, 8 * BLOCK_SIZE)
     examples = 32 if is_gpu else 16 if has_many else 8  # of 256 characters
-    block_size = budget.block_size or (GPU_BLOCK_SIZE if is_gpu else BLOCK_SIZE)
+    gpu_block_size = 1024 if n_layer >= 6 else 512
+    block_size = budget.block_size or (gpu_block_size if is_gpu else BLOCK_SIZE)
     batch_size = max(1, examples * BLOCK_SIZE // block_size)  # as many characters
     chars_per_step = batch_size * block_size
     max_steps = max_chars / chars_per_step
@@ -100,11 +105,10 @@ def recipe(budget: Budget) -> dict[str, Any]:
     if has_average:
         steps, max_steps = AVERAGE_SHARE * steps, AVERAGE_SHARE * max_steps
 
-    # Rate: larger batches allow more, and so does an average; trained weights much less. On a GPU
-    # 6 x 256 wants 0.007 (0.005 in batches half as large), and smaller networks more.
+    # Rate: larger batches allow more, and so does an average; trained weights much less.
     learning_rate = max(1e-2 if has_average else 0.0, 7e-3 * min(examples / 8, 2))
     if is_gpu:
-        learning_rate = round(7e-3 * (block_parameters(6, 256) / parameters) ** 0.25, 4)
+        learning_rate = 1e-2  # with 0.007, 6 x 256 overfits at the end of a run
     if has_weights:
         learning_rate = 1e-3  # with 7e-3 they overfit a short text within 40 steps
 

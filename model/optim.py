@@ -1,6 +1,7 @@
 """Optimizers (Muon for the matrices in the blocks, AdamW for the rest), their learning rate."""
 
 import copy
+import inspect
 import math
 from collections.abc import Iterable
 
@@ -12,6 +13,11 @@ from torch.optim import AdamW, Optimizer
 from configs.settings import OptimConfig
 
 AVERAGE_FROM = 50  # the step from which a network learns from its average
+
+# PyTorch wraps these methods; the wrappers import the compiler, which takes 2 to 5 s.
+for name in ("add_param_group", "state_dict", "load_state_dict"):
+    setattr(Optimizer, name, inspect.unwrap(getattr(Optimizer, name)))
+AdamW.step = torch.no_grad()(inspect.unwrap(AdamW.step))
 
 
 def make_optimizers(

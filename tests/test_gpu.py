@@ -32,7 +32,7 @@ for stop_at, argv in json.loads(sys.argv[1]):
     Run.update = stop_and_update
     print("status", train.main(argv))
 """
-SIZES = "--n_layer=2 --n_embd=64 --block_size=32 --batch_size=8 --warmup_iters=5 --log_interval=1"
+SIZES = "--n_layer=2 --n_embd=64 --block_size=512 --batch_size=8 --warmup_iters=5 --log_interval=1"
 SIZES += " --learning_rate=0.003 --train_temperature=0.9 --max_iters=60 --eval_interval=30"
 SIZES += " --dropout=0.2 --weight_decay=0.5 --device=cuda --data=text.txt"
 OVERFLOW = """self.init_weights()

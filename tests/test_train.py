@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -39,7 +40,7 @@ from model.run.run import Run
 from model.run.setup import choose_settings
 from model.system.device import Machine, choose_dtype, seed_all
 from model.system.processes import Processes
-from tests.conftest import AUTO_DTYPE, LINES, NO_MASK, TINY, curve, summary
+from tests.conftest import AUTO_DTYPE, LINES, NO_MASK, ROOT, TINY, curve, summary
 
 STEPS = "--max_iters=16 --eval_interval=8 --log_interval=1"
 
@@ -603,6 +604,14 @@ def test_a_loss_above_that_of_a_guess_is_no_overfitting(text_file, capsys):
     state.step = 99  # it has read the text more than 17 times
     report.print_result(state, TrainConfig(), corpus, Path("run"), is_new=True, signal=0)
     assert "longer  is of no use" in capsys.readouterr().out
+
+
+def test_training_does_not_wait_for_the_compiler(text_file):
+    """PyTorch would import it, which takes seconds, for each optimizer."""
+    code = "import sys, train; train.main(sys.argv[1:]); sys.exit('torch._dynamo' in sys.modules)"
+    argv = [*TINY, f"--data={text_file}", "--max_iters=2", "--out_dir=run"]
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", code, *argv], env=env, check=True)
 
 
 def test_training_survives_closed_output_pipes(tiny, monkeypatch):

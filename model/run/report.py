@@ -23,7 +23,7 @@ from model.run.logger import Logger
 from model.system.device import CPU_PARAMETERS, Machine
 from model.system.terminal import print_line, quote, shorten
 
-SAMPLE_CHARS = 150  # written after each evaluation
+SAMPLE_CHARS = 80  # written after each evaluation
 MAX_MAPS = 64  # pictures of heads after each evaluation
 
 
@@ -162,7 +162,7 @@ def print_result(
     per_char = block_parameters(config.n_layer, config.n_embd) / corpus.train_chars
     if signal:
         lines.append(f"resume  python train.py --resume {run}{file}")
-    elif is_new and readings > 17 and (config.init_from or per_char > 10):  # the recipe's most
+    elif is_new and readings > 14 and (config.init_from or per_char > 7):  # the recipe's most
         lines.append(f"longer  is of no use: the text was read {readings:.0f} times")
     elif is_new and not corpus.is_pipe and not has_risen:
         lines.append(f"longer  python train.py{same_text(config)}{minutes}")
