@@ -2,8 +2,6 @@
 
 import contextlib
 import io
-import itertools
-import math
 import os
 import re
 import shutil
@@ -20,7 +18,6 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tensorboard.summary.writer.record_writer import RecordWriter
@@ -309,40 +306,15 @@ def test_two_processes_draw_different_masks(train_in_two):
     assert len({*seeds[0], *seeds[1]}) == 2 * 6
 
 
-def break_loss(rank: int) -> None:
-    """In process 1, at the fourth training step."""
-    cross_entropy, steps = F.cross_entropy, itertools.count()
-
-    def broken_loss(logits, target):
-        is_training = logits.requires_grad
-        return cross_entropy(logits, target) * (math.nan if is_training and next(steps) == 3 else 1)
-
-    if rank == 1:
-        F.cross_entropy = broken_loss
-
-
-def test_all_processes_stop_if_one_loss_is_not_finite(train_in_two):
-    assert end(*train_in_two("--max_iters=20 --out_dir=run", break_loss)) == [1, 1]
-    for name in ("err0", "err1"):
-        assert "error: the gradient norm is nan at step 3." in Path(name).read_text()
-
-
-def compile_simply(fails_in: int, rank: int) -> None:
+def compile_simply(rank: int) -> None:
     """To a graph that PyTorch runs itself, which takes no C++ compiler."""
     compile = torch.compile
-
-    def fail(*_):
-        raise RuntimeError("no compiler")
-
-    def compile_or_fail(function, **_):
-        return fail if rank == fails_in else compile(function, backend="eager", dynamic=False)
-
-    torch.compile = compile_or_fail
+    torch.compile = lambda function, **_: compile(function, backend="eager", dynamic=False)
 
 
 def test_a_compiled_run_of_two_processes_equals_an_eager_run(train_in_two, tiny):
     flags = "--max_iters=8 --warmup_iters=1 --gradient_accumulation_steps=2"
-    processes = train_in_two(f"{flags} --compile=on --out_dir=two", partial(compile_simply, -1))
+    processes = train_in_two(f"{flags} --compile=on --out_dir=two", compile_simply)
     assert end(*processes) == [0, 0]
     assert tiny(f"{flags} --dtype=float32 --log_interval=1 --out_dir=one") == 0
     assert_similar(Path("one"), Path("two"))
@@ -373,14 +345,6 @@ def test_an_error_in_one_process_ends_all(train_in_two):
     assert Path("left0").exists() and Path("left1").exists()
 
 
-def test_a_compiler_failing_in_one_process_ends_the_run(train_in_two):
-    processes = train_in_two("--max_iters=8 --compile=on --out_dir=run", partial(compile_simply, 1))
-    assert end(*processes) == [1, 1]
-    assert "--compile off" in Path("err1").read_text()
-    error = Path("err0").read_text().splitlines()[-1]
-    assert error.startswith("error: another process of this run has ended")
-
-
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -402,16 +366,6 @@ def test_divergence_is_found_at_the_next_log_or_evaluation(
         saved = checkpoint.load("run/last.pt")
         assert saved.step == 5
         assert all(weight.isfinite().all() for weight in saved.model.values())
-
-
-def test_out_of_memory_names_the_flags_that_save_memory(tiny, edit_network, capsys):
-    exhaust = "torch.empty(1 << (60 if len(ids_BT) > 1 else 0))\n        "
-    embed = "x_BTC = norm(self.embedding(ids_BT))"
-    edit_network("quill", {embed: exhaust + embed})
-    assert tiny("--network=mine --max_iters=2 --out_dir=run") == 1
-    assert sample.main(["run", "--which=last", "--num_samples=2"]) == 1
-    line = "error: out of memory. Use a larger --gradient_accumulation_steps"
-    assert capsys.readouterr().err.count(line) == 2
 
 
 @pytest.mark.parametrize("room", [0, 10_000], ids=["no room", "no room for a checkpoint"])

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 import sample
 import train
 from model.run import checkpoint
-from tests.conftest import LINES, ROOT, TINY, file_size_limit
+from tests.conftest import LINES, ROOT, TINY
 from tests.model.inspect.test_page import page_data
 
 
@@ -149,21 +149,6 @@ def test_samples_stopped_at_line_end_print_one_per_line(run_sample):
     assert written.endswith("\n") == ("\n" in whole[-1])
 
 
-def test_old_attention_page_is_kept_when_writing_fails(run_dir):
-    def write_page() -> int:
-        return sample.main(["--max_new_tokens", "5", "--attention", "page.html"])
-
-    assert write_page() == 0
-    old = Path("page.html").read_text("utf-8") + "<!-- old -->"
-    Path("page.html").write_text(old, "utf-8")
-    with file_size_limit(1000):  # as on a full disk
-        assert write_page() == 1
-    assert Path("page.html").read_text("utf-8") == old
-    assert sorted(os.listdir()) == ["page.html", "runs"]
-    assert write_page() == 0  # it may be replaced
-    assert shown_text()
-
-
 def test_a_text_of_windows_is_the_same_text(text_file, monkeypatch, capsys):
     """In training, as a prompt, as what is scored, as a line of standard input."""
     text, expected = text_file.read_text(), None
@@ -243,14 +228,6 @@ def test_ctrl_c_or_closed_pipe_ends_sampling_without_page(run_dir):
         for process in (stopped, piped):  # one line, which names the checkpoint
             assert process.stderr.read().count(b"\n") == 1
     assert not Path("page.html").exists()
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
-def test_standard_output_on_a_full_disk_ends_with_one_line(run_dir, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.FileIO("/dev/full", "w")))
-    assert sample.main([]) == 1
-    error = capsys.readouterr().err.splitlines()[-1]
-    assert error == "error: [Errno 28] No space left on device"
 
 
 def test_the_newest_run_that_has_the_checkpoint_is_taken(trained_run, capsys):

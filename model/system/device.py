@@ -90,8 +90,7 @@ class Machine:
 
         --compile on compiles them. --compile auto makes CUDA graphs, which a GPU runs without
         waiting for Python, but not for several processes or micro-batches. If that fails, a line on
-        standard error says so, and they are called as they are. (Several processes end: they could
-        not compute the same.)
+        standard error says so, and they are called as they are.
         """
         world_size, parts = self.processes.world_size, config.gradient_accumulation_steps
         has_graph = self.device.type == "cuda" and world_size == parts == 1
@@ -120,9 +119,6 @@ class Machine:
                         raise RuntimeError("it computes something else")
             except Exception as error:  # of many types
                 self.fast.pop(network, None)
-                if world_size > 1:
-                    print_line("note: --compile off trains without the compiler.", sys.stderr)
-                    raise
                 what = "torch.compile" if is_compiled else "a CUDA graph"
                 problem = str(error).strip().partition("\n")[0][:200]
                 print_line(f"warning: training without {what}: {problem}", sys.stderr)

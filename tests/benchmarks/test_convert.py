@@ -7,8 +7,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-import sample
-import train
 from configs.settings import GPTConfig
 from model.networks import make_network
 from model.run import checkpoint
@@ -92,24 +90,6 @@ def test_converted_checkpoint_gives_the_logits_of_nanogpt(elsewhere, bias):
     ids_BT = torch.randint(V, (2, BLOCK_SIZE), generator=torch.Generator().manual_seed(0))
     double_weights = {name: weight.double() for name, weight in weights.items()}
     torch.testing.assert_close(model.double()(ids_BT), nanogpt_logits(double_weights, ids_BT))
-
-
-def test_sample_and_init_from_read_a_converted_checkpoint(text_file, capsys):
-    write_files(random_weights())
-    convert.main(FILES)
-    assert sample.main(["out.pt", "--max_new_tokens=30", "--attention=page.html"]) == 0
-    assert len(capsys.readouterr().out) == 30
-    assert "<html" in (text_file.parent / "page.html").read_text("utf-8")
-
-    def score(name: str) -> float:
-        assert sample.main([name, "--score=text.txt"]) == 0
-        return float(capsys.readouterr().out.split()[0])
-
-    # Two steps that change next to nothing: the loss is that of the converted weights.
-    flags = ["--data=text.txt", "--device=cpu", "--max_iters=2", "--learning_rate=1e-6"]
-    assert train.main([*flags, "--init_from=out.pt", "--out_dir=run"]) == 0
-    capsys.readouterr()
-    assert score("run/last.pt") == pytest.approx(score("out.pt"), abs=0.001)
 
 
 def test_vocabulary_of_another_size_is_refused(elsewhere):

@@ -10,7 +10,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import configs
-import sample
 import train
 from configs.flags import ConfigParser, make_config, to_dict, to_toml
 from configs.recipe import Budget, recipe
@@ -200,14 +199,3 @@ def test_a_wrong_flag_or_preset_is_refused(flag, toml, message, capsys):
     with pytest.raises(SystemExit):
         from_command_line("p.toml", flag)
     assert message in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("config_class", [TrainConfig, sample.SampleConfig])
-def test_a_suggested_flag_exists(config_class, capsys):
-    parser = ConfigParser(config_class, "", "")
-    for name, hint in [(f"{key}x", f"Did you mean {key}?") for key in parser.keys] + [
-        ("zzzzzz", "See --help.")
-    ]:
-        with pytest.raises(SystemExit):
-            parser.refuse_key(name)
-        assert capsys.readouterr().err.endswith(f"{hint}\n")

@@ -138,28 +138,6 @@ def test_muon_step_is_pytorch_muon_with_equal_length_rows(monkeypatch):
             torch.testing.assert_close(after, expected, rtol=0, atol=1e-4)
 
 
-def test_muon_hands_dense_tensors_of_equal_strides_to_foreach(monkeypatch):
-    """Otherwise PyTorch computes one tensor after the other on a GPU."""
-    calls = []
-    for name in ("_foreach_lerp_", "_foreach_lerp", "_foreach_mul_", "_foreach_sub_"):
-        original = getattr(torch, name)
-
-        def call(*args, original=original, **kwargs):
-            calls.append([x for x in args if isinstance(x, list)])
-            return original(*args, **kwargs)
-
-        monkeypatch.setattr(torch, name, call)
-    model = make_network(GPTConfig(n_layer=2, n_embd=16, block_size=8), 7)
-    muon, _ = make_optimizers(model, OptimConfig(), torch.float32)
-    model(torch.zeros(2, 8, dtype=torch.int64)).square().mean().backward()
-    muon.step()
-    assert len(calls) == 4
-    for lists in calls:
-        for tensors in zip(*lists, strict=True):
-            assert len({x.stride() for x in tensors}) == 1
-            assert all(x.is_contiguous() for x in tensors)
-
-
 CLOCKS = st.lists(st.floats(1e-3, 1), min_size=61, max_size=61)  # the time of each step
 
 
@@ -167,23 +145,6 @@ def rates_of(config: OptimConfig, seconds: list[float]) -> tuple[np.ndarray, np.
     """The progress before each step and at the end, and the learning rates there."""
     progress = np.cumsum([0.0, *seconds]) / sum(seconds)
     return progress, np.array([learning_rate(step, p, config) for step, p in enumerate(progress)])
-
-
-@given(st.integers(0, 200), CLOCKS)
-def test_without_min_lr_the_rate_is_the_smaller_of_two_lines(warmup, seconds):
-    config = OptimConfig(warmup_iters=warmup, learning_rate=0.5)
-    progress, rates = rates_of(config, seconds)
-    rising = (np.arange(62) + 1) / (warmup + 1)
-    np.testing.assert_allclose(rates, 0.5 * np.minimum(rising, 1 - progress), atol=1e-12)
-
-
-@given(st.integers(0, 60))
-def test_a_cosine_begins_after_the_warmup_and_ends_at_min_lr(warmup):
-    config = OptimConfig(warmup_iters=warmup, learning_rate=0.5, min_lr=0.1)
-    _, rates = rates_of(config, [1.0] * 61)
-    done = (np.arange(warmup, 62) - warmup) / (61 - warmup)
-    np.testing.assert_allclose(rates[warmup:], 0.3 + 0.2 * np.cos(np.pi * done))
-    np.testing.assert_allclose(rates[:warmup], 0.5 * np.arange(1, warmup + 1) / (warmup + 1))
 
 
 @given(st.integers(0, 60), CLOCKS)

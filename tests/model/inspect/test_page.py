@@ -59,6 +59,12 @@ def instead_of_attention(expression: str) -> tuple[str, dict[str, str]]:
     return "gpt", {call: f"(lambda x: {expression})(self.norm_1(x_BTC))"}
 
 
+SCALE, MASK = " / math.sqrt(q_BHTD.size(-1))", ".masked_fill(is_later_TT, -torch.inf)"
+ALIBI = f"""{SCALE}
+        distance_TT = torch.arange(T)[:, None] - torch.arange(T)
+        slope_H11 = 2.0 ** -torch.arange(1, self.n_head + 1)[:, None, None]
+        scores_BHTT = scores_BHTT - slope_H11 * distance_TT"""
+WINDOW = f"{MASK}.masked_fill((~is_later_TT).tril(-8), -torch.inf)"
 TRACE = Path(trace.__file__).read_text("utf-8")
 CLOSE = {"atol": 1e-4, "rtol": 1e-4}
 NORM = "self.norm(x_BTC)"
@@ -92,6 +98,10 @@ EDITS = {
     "a shift in place": instead_of_attention(
         "(lambda y: x * y + (y[:, 1:].add_(x[:, :-1]), y)[1])(torch.ones_like(x))"
     ),
+    "ALiBi": ("gpt", {SCALE: ALIBI}),
+    "softcap": ("gpt", {MASK: f".div(20).tanh().mul(20){MASK}"}),
+    "a window": ("gpt", {MASK: WINDOW}),
+    "sigmoid for softmax": ("quill", own_equation("scores_BHTS.sigmoid() * visible_TS")),
     "no mask": ("gpt", NO_MASK["gpt"]),
 }
 

@@ -6,7 +6,6 @@ import io
 import os
 from math import inf, nan
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -24,7 +23,6 @@ from model.run.checkpoint import (
     capture,
     load,
     load_weights,
-    resolve,
     restore,
     save,
 )
@@ -137,24 +135,3 @@ def test_weights_are_restored_without_a_detour_over_the_cpu():
     weights = make_network(GPTConfig("quill", n_embd=8), 9).to("meta")
     other = make_network(GPTConfig("quill", n_embd=8), 9).to("meta")
     load_weights(Checkpoint(vocab="abcdefghi", model=weights.state_dict()), other)
-
-
-def test_the_newest_run_is_not_a_stray_file(elsewhere):
-    names = ("runs/a/best.pt", "runs/b/last.pt", "runs/c/x.pt", "runs/best.pt")
-    for i, name in enumerate(names):
-        Path(name).parent.mkdir(parents=True, exist_ok=True)
-        Path(name).touch()
-        os.utime(name, (i, i))
-    assert resolve(None, "best") == Path("runs/a/best.pt")
-    assert resolve(None, "last") == Path("runs/b/last.pt")
-
-
-def test_running_out_of_memory_is_no_fault_of_the_checkpoint(tmp_path, state, monkeypatch):
-    exhausted = Mock(side_effect=RuntimeError("can't allocate memory"))
-    model = make_run()[0]
-    model.load_state_dict = exhausted
-    with pytest.raises(RuntimeError, match="^can't allocate memory"):
-        load_weights(state, model)
-    monkeypatch.setattr(torch, "load", exhausted)
-    with pytest.raises(RuntimeError, match="^can't allocate memory"):
-        load(tmp_path / "last.pt")

@@ -1,24 +1,20 @@
 """Tests of the choice of device and dtype, of compilation, of seeds. GPUs are simulated."""
 
-import os
 import random
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.nn.utils import clip_grad_norm_
+from torch import nn
 
-from configs.settings import CompileConfig, DeviceConfig, GPTConfig, OptimConfig, TrainConfig
-from model.loss import training_loss
+from configs.settings import CompileConfig, DeviceConfig, GPTConfig, TrainConfig
 from model.networks import make_network
-from model.optim import make_average, make_optimizers, update_average
+from model.system import device
 from model.system.device import (
     Machine,
     choose_device,
     choose_dtype,
-    deterministic,
     device_kind,
     sampling_machine,
     seed_all,
@@ -129,16 +125,6 @@ def test_each_process_uses_only_its_own_gpu(simulated):
             device_of(0, name)
 
 
-@pytest.mark.parametrize("workspace", [None, ":16:8"])
-def test_the_workspace_of_cublas_is_one_that_repeats_exactly(monkeypatch, workspace):
-    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
-    if workspace is not None:
-        monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", workspace)
-    with deterministic():
-        pass
-    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == (workspace or ":4096:8")
-
-
 @pytest.mark.parametrize(
     ("parameters", "texts", "name", "expected"),
     [
@@ -155,85 +141,6 @@ def test_sampling_few_texts_of_small_network_uses_cpu(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     machine = sampling_machine(DeviceConfig(name), parameters, texts)
     assert machine.device.type == expected
-
-
-@pytest.mark.parametrize("vocab_size", [2, 65, 5000, 10**6])
-def test_an_evaluation_batch_has_a_limited_number_of_logits(vocab_size):
-    on_cpu = Machine(CPU, torch.float32).eval_batch_chars(vocab_size)
-    on_gpu = Machine(CUDA, torch.float32).eval_batch_chars(vocab_size)
-    assert on_cpu == 4096
-    assert on_gpu * vocab_size <= 2**25
-    assert on_gpu == 65_536 or (on_gpu + 1) * vocab_size > 2**25
-
-
-class Generator:
-    """A GPU's: after a capture that failed, it needs a state from before."""
-
-    works = True
-
-    def clone_state(self) -> str:
-        return "before"
-
-    def graphsafe_set_state(self, state: str) -> None:
-        self.works = state == "before"
-
-
-@pytest.fixture
-def graphs(monkeypatch) -> list[nn.Module]:
-    """CUDA graphs on a CPU: fixed memory, and random numbers of Python that never change.
-
-    Returns the networks of which there is one.
-    """
-    captured, generator = [], Generator()
-
-    def make_graphed_callables(
-        module: nn.Module, inputs: tuple[Tensor], allow_unused_input: bool = False
-    ) -> nn.Module:
-        captured.append(module.network)
-        forward, parameters, (fixed_BT,) = module.forward, tuple(module.parameters()), inputs
-        numbers = random.getstate()
-
-        def replay() -> Tensor:
-            before = random.getstate()
-            random.setstate(numbers)
-            with torch.enable_grad():
-                logits_BTV = forward(fixed_BT)
-            random.setstate(before)
-            return logits_BTV
-
-        def gradients(logits_BTV: Tensor, grad_BTV: Tensor) -> tuple[Tensor | None, ...]:
-            return torch.autograd.grad(
-                logits_BTV, parameters, grad_BTV, allow_unused=allow_unused_input
-            )
-
-        generator.works = False
-        logits_BTV = replay()
-        fixed_BTV = logits_BTV.detach().clone()
-        fixed_grads = gradients(logits_BTV, fixed_BTV) if logits_BTV.requires_grad else ()
-        generator.works = True
-
-        class Graphed(torch.autograd.Function):
-            @staticmethod
-            def forward(ctx, ids_BT, *_):
-                fixed_BT.copy_(ids_BT)
-                ctx.logits_BTV = replay()
-                return fixed_BTV.copy_(ctx.logits_BTV.detach()).detach()
-
-            @staticmethod
-            def backward(ctx, grad_BTV):
-                for kept, new in zip(fixed_grads, gradients(ctx.logits_BTV, grad_BTV), strict=True):
-                    if kept is not None:
-                        kept.copy_(new)
-                return None, *(kept if kept is None else kept.detach() for kept in fixed_grads)
-
-        module.forward = lambda ids_BT: Graphed.apply(ids_BT, *parameters)
-        return module
-
-    monkeypatch.setattr(torch.cuda, "make_graphed_callables", make_graphed_callables)
-    monkeypatch.setattr(torch.cuda, "default_generators", (generator,))
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    yield captured
-    assert generator.works
 
 
 def make_small(dropout: float = 0.0) -> nn.Module:
@@ -264,10 +171,11 @@ def steps_of_ids(mode: str = "auto", parts: int = 1) -> TrainConfig:
     ],
 )
 def test_training_steps_call_the_network_as_asked_for(
-    graphs, monkeypatch, capsys, mode, kind, parts, expected
+    monkeypatch, capsys, mode, kind, parts, expected
 ):
-    network, compiled = make_small(), []
+    network, compiled, graphs = make_small(), [], []
     monkeypatch.setattr(torch, "compile", lambda module, **_: compiled.append(module) or module)
+    monkeypatch.setattr(device, "make_graph", lambda module, *_: graphs.append(module) or module)
     machine = Machine(kind, torch.float32)
     machine.prepare(steps_of_ids(mode, parts), network)
     assert graphs == ([network] if expected == "graph" else [])
@@ -278,76 +186,13 @@ def test_training_steps_call_the_network_as_asked_for(
     assert torch.equal(machine.forward(network, IDS_BT), network(IDS_BT))
 
 
-def test_training_with_cuda_graphs_equals_training_without_them(graphs, capsys):
-    def trained(mode: str) -> list[Tensor]:
-        machine, model = Machine(CUDA, torch.float32), make_small(dropout=0.5)
-        average = make_average(model, 0.9)
-        machine.prepare(steps_of_ids(mode), model, average)
-        optimizers = make_optimizers(model, OptimConfig(), torch.float32)
-        for step in range(4):
-            seed_all(7, step)
-            x_BT, y_BT = torch.randint(5, (2, 2, 4))
-            logits = [machine.forward(network, x_BT) for network in (model, average)]
-            training_loss(logits[0], y_BT, 0.8, logits[1]).backward()
-            clip_grad_norm_(model.parameters(), 0.1)
-            for optimizer in optimizers:
-                optimizer.step()
-            model.zero_grad()
-            update_average(average, model, 0.9, step)
-        return [*model.parameters(), *average.parameters()]
-
-    with_graphs, without = trained("auto"), trained("off")
-    assert len(graphs) == 2
-    assert not capsys.readouterr().err  # they were used
-    assert all(map(torch.equal, with_graphs, without))
-
-
-class DrawsANumber(nn.Module):
-    """In a graph it is always the same number."""
-
-    vocab_size = 5
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding, self.unused = nn.Embedding(5, 5), nn.Parameter(torch.ones(1))
-        self.register_buffer("calls", torch.zeros(()))
-
-    def factor(self) -> float:
-        return random.random()
-
-    def forward(self, ids_BT: Tensor) -> Tensor:
-        self.calls += 1
-        return self.embedding(ids_BT) * self.factor()
-
-
-class ReadsAValue(DrawsANumber):
-    """While a graph is made, that raises."""
-
-    def factor(self) -> float:
-        if not torch.cuda.default_generators[0].works:
-            raise RuntimeError("it reads a value\nof a GPU")
-        return 1.0
-
-
-@pytest.mark.parametrize(
-    ("kind", "problem"),
-    [(DrawsANumber, "it computes something else"), (ReadsAValue, "it reads a value")],
-)
-def test_without_a_cuda_graph_training_goes_on_as_if_nothing_had_been_tried(
-    graphs, capsys, kind, problem
-):
-    network, machine = kind(), Machine(CUDA, torch.float32)
+def test_a_cuda_graph_that_computes_something_else_is_not_used(monkeypatch, capsys):
+    network, machine = make_small(), Machine(CUDA, torch.float32)
+    monkeypatch.setattr(device, "make_graph", lambda module, *_: lambda ids_BT: 2 * module(ids_BT))
     machine.prepare(steps_of_ids(), network)
-    assert capsys.readouterr().err == f"warning: training without a CUDA graph: {problem}\n"
-    assert network.calls == 0
-    assert all(p.grad is None for p in network.parameters())
-    for seed in range(2):
-        outputs = []
-        for forward in (network, lambda ids_BT: machine.forward(network, ids_BT)):
-            seed_all(seed)
-            outputs.append(forward(IDS_BT))
-        assert torch.equal(*outputs)
-    assert network.calls == 4
+    assert capsys.readouterr().err.endswith("without a CUDA graph: it computes something else\n")
+    assert torch.equal(machine.forward(network, IDS_BT), network(IDS_BT))
+    assert all(parameter.grad is None for parameter in network.parameters())
 
 
 def test_random_numbers_are_a_function_of_the_seeds_key():

@@ -3,8 +3,6 @@
 import contextlib
 import errno
 import os
-import time
-from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -44,54 +42,9 @@ def test_a_file_system_may_have_no_fsync(tmp_path, monkeypatch, number, is_ignor
     assert (tmp_path / "file").exists() == is_ignored
 
 
-@pytest.mark.parametrize("name", ["x" * 255, "é" * 127])
-def test_atomic_write_can_write_a_file_with_the_longest_name(tmp_path, name):
-    with atomic_write(tmp_path / name) as file:
-        file.write(b"content")
-    assert (tmp_path / name).read_bytes() == b"content"
-
-
-@pytest.mark.parametrize("failures", [3, 99])
-def test_a_file_that_another_program_has_open_is_replaced_later(tmp_path, monkeypatch, failures):
-    """Windows refuses to replace it meanwhile."""
-    path, replace, calls = tmp_path / "file", Path.replace, []
-
-    def refuse(self, target):
-        calls.append(target)
-        if len(calls) <= failures:
-            raise PermissionError(13, "Access is denied")
-        return replace(self, target)
-
-    path.write_bytes(b"old")
-    monkeypatch.setattr(Path, "replace", refuse)
-    monkeypatch.setattr(time, "sleep", lambda _: None)
-    will_fail = pytest.raises(OSError) if failures == 99 else contextlib.nullcontext()
-    with will_fail, atomic_write(path) as file:
-        file.write(b"new")
-    assert path.read_bytes() == (b"old" if failures == 99 else b"new")
-    assert list(tmp_path.iterdir()) == [path]
-
-
 def test_a_file_system_may_have_no_locks(tmp_path, monkeypatch):
     fcntl = pytest.importorskip("fcntl")
     no_locks = Mock(side_effect=OSError(37, "No locks available"))
     monkeypatch.setattr(fcntl, "flock", no_locks)
     with new_run_dir(str(tmp_path / "run")) as path:
         assert path.is_dir() and no_locks.called
-
-
-def test_two_runs_that_begin_at_once_have_two_directories(elsewhere, monkeypatch):
-    """Also where files cannot be locked."""
-    mkdir, others = Path.mkdir, []
-
-    def mkdir_after_another_run(path, *args, **kwargs):
-        if path.parent.name == "runs" and not others:
-            others.append(path)
-            os.mkdir(path)
-        mkdir(path, *args, **kwargs)
-
-    monkeypatch.setattr(Path, "mkdir", mkdir_after_another_run)
-    with new_run_dir(None) as path:
-        assert path.is_dir() and path not in others
-        with new_run_dir(None) as third:
-            assert third not in (path, *others)

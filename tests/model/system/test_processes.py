@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
-from torch.distributed.distributed_c10d import Backend, BackendConfig
 
 from model.system.errors import UserError
 from model.system.processes import Processes, catch_signals
@@ -69,24 +67,6 @@ def test_processes_average_gradients_and_exchange_values(forkserver):
         process.join(60)
     written = [json.loads(Path(f"{rank}.json").read_text()) for rank in range(2)]
     assert written == [[[0.5, 1.0, 0.0], 3, [2, -1], "from 1"]] * 2
-
-
-@pytest.mark.parametrize(("kind", "has_nccl"), [(None, True), ("cuda", True), ("cuda", False)])
-def test_processes_exchange_tensors_of_cpu_and_accelerator(kind, has_nccl, monkeypatch):
-    """The accelerator is simulated. PyTorch for Windows has no NCCL."""
-    accelerator = torch.device(kind) if kind else None
-    made = []
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: accelerator)
-    monkeypatch.setattr(dist, "is_nccl_available", lambda: has_nccl)
-    monkeypatch.setattr(dist, "init_process_group", made.append)
-    processes = Processes()
-    processes.world_size = 2
-    with processes:
-        processes.world_size = 1  # there is no group to leave
-    backend_of = BackendConfig(Backend(made[0])).get_device_backend_map()
-    assert {"cpu", kind or "cpu"} <= backend_of.keys()
-    assert backend_of["cpu"] == Backend.GLOO
-    assert backend_of["cuda"] == (Backend.NCCL if kind and has_nccl else Backend.GLOO)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
