@@ -96,6 +96,7 @@ def test_a_killed_and_resumed_run_equals_an_uninterrupted_run(
         patch.setattr(RecordWriter, "write", write_slowly)
         patch.setattr(report, "log_sample", copy_run_and_log_sample)
         at_steps(patch, [2, 5], copy_run)
+        after_each_save(patch, copy_run)
         assert tiny(f"{flags}whole") == 0
     files = [path for copy in copies for path in copy.glob("*.*")]
     unfinished = {path.name.split(".")[0] for path in files if path.suffix == ".tmp"}
@@ -140,6 +141,7 @@ def test_a_signal_saves_and_tells_how_to_resume(tiny, monkeypatch, capsys):
             at_steps(patch, range(99), steps.append)
             assert train.main(["--resume", name]) == 0
         assert len(steps) == 16 - step
+        assert [step for step, _ in curve(run, "val", "speed/chars_per_second")] == [8, 16]
         assert_same_run(Path("whole"), run)
 
 

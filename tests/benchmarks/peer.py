@@ -1,6 +1,5 @@
 """Run Quill and nanoGPT as processes and time them from outside; shared by the benchmarks."""
 
-import argparse
 import os
 import re
 import shlex
@@ -13,8 +12,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import torch
 
 ROOT = Path(__file__).parents[2]
 CPU_COMMAND = shlex.split(  # nanoGPT's README, "I only have a macbook"
@@ -31,20 +28,6 @@ class Outcome:
     wall: float = 0.0  # seconds of the whole process
     curve: list[tuple[float, float]] = field(default_factory=list)  # (seconds, loss), as printed
     looked: object = None  # what `look` returned
-
-
-def arguments(**defaults: object) -> argparse.Namespace:
-    """The command line: --seeds, and the benchmark's own options with their defaults."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    for name, value in defaults.items():
-        parser.add_argument(f"--{name}", default=value)
-    return parser.parse_args()
-
-
-def to_flag(key: str, value: object) -> str:
-    """The flag that gives this setting of train.py this value."""
-    return f"--{'' if value else 'no-'}{key}" if isinstance(value, bool) else f"--{key}={value}"
 
 
 def quill(
@@ -103,10 +86,3 @@ def _run(
         sys.exit(outcome.output[-2000:])
     outcome.wall = time.perf_counter() - start_time
     return outcome
-
-
-def machine() -> str:
-    """The processor, the version of PyTorch and the load, for the head of a table."""
-    cuda = torch.cuda.is_available()
-    name = torch.cuda.get_device_name() if cuda else f"{os.cpu_count()} CPU cores"
-    return f"{name}, torch {torch.__version__}, load {os.getloadavg()[0]:.2f}"

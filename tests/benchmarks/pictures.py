@@ -268,6 +268,7 @@ def draw_heads(out: Path, *run_dirs: Path) -> None:
 
 def main(argv: list[str]) -> None:
     out, *runs = map(Path, argv)
+    out.mkdir(parents=True, exist_ok=True)
     with mpl.rc_context(STYLE):
         draw_blocks(out)
         draw_shift(out)

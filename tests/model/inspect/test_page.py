@@ -199,7 +199,7 @@ def test_page_computes_what_the_model_computes(edit, edit_network):
 @torch.no_grad()
 def test_only_what_is_new_is_computed_in_pieces():
     model, ids = (
-        random_gpt(len(VOCAB), block_size=24).float(),
+        random_gpt(len(VOCAB), block_size=25).float(),
         random_ids(80, V=len(VOCAB)).tolist(),
     )
     page, _ = open_page(model, ids)
