@@ -141,7 +141,8 @@ def test_a_signal_saves_and_tells_how_to_resume(tiny, monkeypatch, capsys):
             at_steps(patch, range(99), steps.append)
             assert train.main(["--resume", name]) == 0
         assert len(steps) == 16 - step
-        assert [step for step, _ in curve(run, "val", "speed/chars_per_second")] == [8, 16]
+        speeds = [at for at, _ in curve(run, "val", "speed/chars_per_second")]
+        assert speeds == ([16] if step == 8 else [8, 16])  # none of an evaluation without steps
         assert_same_run(Path("whole"), run)
 
 
