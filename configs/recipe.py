@@ -23,9 +23,8 @@ the run's dtype.)
 It was fitted on two CPU cores to texts in four languages: 30,000 to 300,000 characters (one to five
 minutes), up to 900,000 (one minute) and a million (one to fifteen minutes; docs/experiments.md,
 "Which settings for which text and time?"). It was not fitted to shorter texts, longer runs,
-networks other than quill, or other contexts. On a GPU, it was fitted to a million characters and 6
-to 20 s of an H100 (docs/experiments.md, 2026-11-28), in networks of 4 x 192 and 6 x 256; the rest
-is assumed.
+networks other than quill, or other contexts. On a GPU, it was fitted to a million characters, in 6
+to 20 s of an H100 (2026-11-28 there), in 4 x 192 and 6 x 256; the rest is assumed.
 """
 
 import math
@@ -39,7 +38,7 @@ GPU_MIN_CHARS = 150_000  # a shorter text has no use for a GPU's computation, no
 DEFAULT_FLOPS = {"cpu": 8.86e12, "other": 8.86e12, "gpu": 2.2e14}  # of a run without --minutes
 MAX_EPOCHS, GPU_MAX_EPOCHS = 24, 20  # a larger network is better than reading the text more often
 MIN_CHARS = 250_000  # but a very short text is read still more often
-MAX_PARAMETERS_PER_CHAR, GPU_MAX_PARAMETERS_PER_CHAR = 14, 8  # a larger network is no better
+MAX_PER_CHAR, GPU_MAX_PER_CHAR = 14, 8  # parameters; a larger network is no better
 AVERAGE_EPOCHS = 6  # an average of the weights helps if the text is read at least so often
 AVERAGE_SHARE = 3 / 4  # then a step takes longer, so there are fewer: the average reads, too
 OVERFITTING_THRESHOLD = 17  # of epochs √(parameters / characters): above it, regularize
@@ -78,18 +77,18 @@ def recipe(budget: Budget) -> dict[str, Any]:
     has_weights = budget.parameters > 0
 
     # Network: it grows with the computation, as far as that is of use to a text of this length.
-    max_epochs = GPU_MAX_EPOCHS if is_gpu else MAX_EPOCHS
-    per_char = GPU_MAX_PARAMETERS_PER_CHAR if is_gpu else MAX_PARAMETERS_PER_CHAR
+    max_epochs, max_per_char = MAX_EPOCHS, MAX_PER_CHAR
+    if is_gpu:
+        max_epochs, max_per_char = GPU_MAX_EPOCHS, GPU_MAX_PER_CHAR
     max_chars = max(max_epochs * budget.train_chars, MIN_CHARS)  # that the run reads
-    largest = max(per_char * budget.train_chars, block_parameters(*SIZES[0]))
+    largest = max(max_per_char * budget.train_chars, block_parameters(*SIZES[0]))
     available = max(budget.flops, 1.0)
     flops = min(available, step_flops(budget.parameters or largest, max_chars))
     n_layer, n_embd = network_size(flops, flops / step_flops(1, max_chars), budget.device)
     parameters = budget.parameters or block_parameters(n_layer, n_embd)
 
     # Steps: all that the computation allows, but no text is read more than MAX_EPOCHS times. On a
-    # GPU, a context of 512 instead of 256 gains 0.012, and in 6 x 256 one of 1,024 another 0.013 in
-    # 5 % more time. On a CPU 512 gains nothing at equal time.
+    # GPU a context of 512 gains 0.012, and 1,024 another 0.013 in 6 x 256; on a CPU nothing.
     has_many = flops > 3000 * step_flops(parameters, 8 * BLOCK_SIZE)
     examples = 32 if is_gpu else 16 if has_many else 8  # of 256 characters
     gpu_block_size = 1024 if n_layer >= 6 else 512
@@ -108,7 +107,7 @@ def recipe(budget: Budget) -> dict[str, Any]:
     # Rate: larger batches allow more, and so does an average; trained weights much less.
     learning_rate = max(1e-2 if has_average else 0.0, 7e-3 * min(examples / 8, 2))
     if is_gpu:
-        learning_rate = 1e-2  # with 0.007, 6 x 256 overfits at the end of a run
+        learning_rate = 1e-2  # with 7e-3, 6 x 256 overfits at the end of a run
     if has_weights:
         learning_rate = 1e-3  # with 7e-3 they overfit a short text within 40 steps
 

@@ -20,7 +20,7 @@ from model.inspect.record import record_attention
 from model.networks import count_parameters, eval_mode
 from model.run.checkpoint import RunState
 from model.run.logger import Logger
-from model.system.device import CPU_PARAMETERS, Machine
+from model.system.device import Machine
 from model.system.terminal import print_line, quote, shorten
 
 SAMPLE_CHARS = 80  # written after each evaluation
@@ -82,8 +82,7 @@ def warn_of_mistake(config: TrainConfig, vocab_size: int) -> None:
 
 def log_sample(logger: Logger, model: nn.Module, corpus: Corpus, step: int) -> None:
     """A text that the model writes, for TensorBoard and on a terminal."""
-    if count_parameters(model) <= CPU_PARAMETERS:  # a GPU would take longer
-        model = copy.deepcopy(model).cpu()
+    model = copy.deepcopy(model).cpu()  # a GPU would take longer, unless it is large
     vocab = corpus.tokenizer.vocab
     prompt = corpus.tokenizer.encode(first_character(vocab)).tolist()
     config = GenerationConfig(max_new_tokens=SAMPLE_CHARS)

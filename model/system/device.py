@@ -208,7 +208,7 @@ def training_machine(config: CompileConfig, processes: Processes) -> Machine:
 
 @contextlib.contextmanager
 def deterministic() -> Iterator[None]:
-    """Inside, operations repeat exactly; PyTorch warns of one that does not."""
+    """Inside, operations repeat exactly; PyTorch warns of one that does not, or on CUDA raises."""
     before = torch.get_deterministic_debug_mode()
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # so that cuBLAS is deterministic
     # Otherwise the embedding's backward pass on a CPU adds up in a different order each time.
