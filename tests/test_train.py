@@ -628,9 +628,10 @@ def test_a_finished_run_completes_missing_files_and_goes_on(tiny, monkeypatch, c
 
 def test_times_are_measured_and_decide_when_to_save(tiny, monkeypatch):
     clock, saved = Clock(monkeypatch, step_seconds=100, eval_seconds=7), []
+    monkeypatch.setattr("model.run.run.SAVE_SECONDS", 600)
     after_each_save(monkeypatch, lambda path: saved.append(checkpoint.load(path)))
     assert tiny("--max_iters=20 --eval_interval=10 --out_dir=run") == 0
-    # At the start, after evaluations, and after more than SAVE_SECONDS = 600
+    # At the start, after evaluations, and after more than SAVE_SECONDS
     assert [state.step for state in saved] == [0, 0, 7, 10, 17, 20]
     assert [state.eval_seconds for state in saved] == [0, 7, 7, 7, 7, 7]
     state = checkpoint.load("run/last.pt")
