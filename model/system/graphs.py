@@ -10,7 +10,8 @@ from torch import Tensor, nn
 def compile_network(network: nn.Module, device_type: str) -> nn.Module:
     """`network`, which its first call, and the first backward pass, will compile."""
     if torch.are_deterministic_algorithms_enabled():
-        torch.use_deterministic_algorithms(True, warn_only=True)  # tells the compiler, too
+        warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+        torch.use_deterministic_algorithms(True, warn_only=warn_only)  # tells the compiler, too
     options = {}
     if device_type == "cpu":
         # PyTorch's own random numbers are faster than the compiler's, and equal to those of a run
