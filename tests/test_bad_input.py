@@ -78,6 +78,7 @@ CASES = [
     ("train.py --resume damaged", "damaged/last.pt is not a", "cp damaged/best.pt NEW/last.pt"),
     ("train.py --resume runs", "runs/last.pt cannot be read", "such as runs/it"),
     ("sample.py runs", "runs/best.pt cannot be read", "such as runs/it"),
+    ("sample.py it", "it cannot be read", "such as runs/it"),
     ("train.py --bias True", "'True'", "--bias, --no-bias"),
     ("train.py list.toml", "data is []"),
     ("train.py --data 'missing/*.txt'", "missing/*.txt cannot be read", "Name the folder"),

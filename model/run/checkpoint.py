@@ -104,7 +104,8 @@ def load(path: Path | str) -> Checkpoint:
         problem = f"cannot be read: {error.strerror}"
         is_missing = isinstance(error, FileNotFoundError)
         if is_missing and (runs := sorted(path.parent.glob(f"*/{path.name}"))):
-            problem += f". Name one of the runs in it, such as {quote(runs[-1].parent)}"
+            run = runs[-1] if runs[-1].is_dir() else runs[-1].parent
+            problem += f". Name a run, such as {quote(run)}"
     except (pickle.UnpicklingError, TypeError) as error:
         problem += f": {error}"
     raise UserError(f"{path} {problem}.")

@@ -25,7 +25,7 @@ from model.system.processes import Processes, catch_signals
 
 SAVE_SECONDS = 600  # last.pt is saved at least so often
 LONG_EVALUATION = 10  # seconds; before one that takes longer, last.pt is saved
-CONFIG_HEAD = "# python train.py THIS_FILE trains the same. --resume reads last.pt instead.\n\n"
+CONFIG_HEAD = "# python train.py THIS_FILE uses these settings. --resume reads last.pt instead.\n\n"
 
 
 class Clock:
