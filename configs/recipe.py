@@ -36,9 +36,9 @@ SIZES = ((2, 128), (3, 144), (4, 160), (4, 192), (6, 192), (6, 256), (8, 320), (
 BLOCK_SIZE = 256
 GPU_MIN_CHARS = 150_000  # a shorter text has no use for a GPU's computation, nor a longer context
 DEFAULT_FLOPS = {"cpu": 8.86e12, "other": 8.86e12, "gpu": 2.2e14}  # of a run without --minutes
-MAX_EPOCHS, GPU_MAX_EPOCHS = 24, 20  # a larger network is better than reading the text more often
+MAX_EPOCHS, GPU_MAX_EPOCHS = 24, 20  # beyond that, a larger network instead
 MIN_CHARS = 250_000  # but a very short text is read still more often
-MAX_PER_CHAR, GPU_MAX_PER_CHAR = 14, 8  # parameters; a larger network is no better
+MAX_PER_CHAR, GPU_MAX_PER_CHAR = 14, 8  # parameters in the blocks; more do not help
 AVERAGE_EPOCHS = 6  # an average of the weights helps if the text is read at least so often
 AVERAGE_SHARE = 3 / 4  # then a step takes longer, so there are fewer: the average reads, too
 OVERFITTING_THRESHOLD = 17  # of epochs √(parameters / characters): above it, regularize
@@ -112,8 +112,8 @@ def recipe(budget: Budget) -> dict[str, Any]:
         learning_rate = 1e-3  # with 7e-3 they overfit a short text within 40 steps
 
     # Evaluations: a fifteenth of the training time, but eight if they take less than a sixth. One
-    # reads a tenth of the text (at most a million characters) without a backward pass; on a GPU it
-    # takes as long as 260 steps.
+    # reads a tenth of the text (at most a million characters) without a backward pass. On a GPU the
+    # sample takes longest, so there is one in 260 steps.
     affordable = steps * chars_per_step / min(budget.train_chars / 27, 350_000)
     often = steps / 260 if is_gpu else max(affordable / 15, min(affordable / 6, 8))
     evaluations = min(max(round(often), 2), 10)

@@ -82,7 +82,8 @@ def warn_of_mistake(config: TrainConfig, vocab_size: int) -> None:
 
 def log_sample(logger: Logger, model: nn.Module, corpus: Corpus, step: int) -> None:
     """A text that the model writes, for TensorBoard and on a terminal."""
-    model = copy.deepcopy(model).cpu()  # a GPU would take longer, unless it is large
+    if next(model.parameters()).is_cuda:  # a GPU starts about 200 kernels for each character
+        model = copy.deepcopy(model).cpu()
     vocab = corpus.tokenizer.vocab
     prompt = corpus.tokenizer.encode(first_character(vocab)).tolist()
     config = GenerationConfig(max_new_tokens=SAMPLE_CHARS)

@@ -201,7 +201,7 @@ def training_machine(config: CompileConfig, processes: Processes) -> Machine:
     torch.set_float32_matmul_precision("high")  # on CUDA, products in float32 are in TF32
     if device.type == "cpu":
         keep_freed_memory()
-    if device.type == "cuda":  # where "warn" leaves attention's backward pass as it is
+    if device.type == "cuda":  # with "warn", attention's backward pass may not repeat exactly
         torch.set_deterministic_debug_mode("error")
     return Machine(device, choose_dtype(config.dtype, device), processes)
 
