@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from configs import recipe as recipe_file
@@ -71,6 +71,7 @@ def test_the_table_is_what_the_recipe_chooses():
 
 
 @given(budgets)
+@example(Budget(flops=1e18, device="gpu"))
 def test_steps_take_the_computation_or_read_the_text_often_enough(budget):
     settings = recipe(replace(budget, minutes=0.0))
     step = flops(budget, settings | {"max_iters": 1})
