@@ -14,7 +14,7 @@ channels, 8 examples of 256 characters in a step; an average of 0 is none):
      1,000,000  1,100            8  0.007      0.0          1.0      0.0           0.5
 
 On a GPU, Tiny Shakespeare gets 4 blocks of 192 channels and 1,138 steps of 16 examples of 512
-characters, an average, a temperature of 0.79. With --minutes, the network grows with the time.
+characters, an average, a temperature of 0.78. With --minutes, the network grows with the time.
 
 No flag is an input, except --minutes, --device, --init_from and those that choose the text: a flag
 replaces one setting and leaves the others as they are. (With --minutes, the speed is measured in
@@ -23,8 +23,8 @@ the run's dtype.)
 It was fitted on two CPU cores to texts in four languages: 30,000 to 300,000 characters (one to five
 minutes), up to 900,000 (one minute) and a million (one to fifteen minutes; docs/experiments.md,
 "Which settings for which text and time?"). It was not fitted to shorter texts, longer runs,
-networks other than quill, or other contexts. On a GPU, it was fitted to a million characters, in 6
-to 20 s of an H100 (2026-11-28 there), in 4 x 192 and 6 x 256; the rest is assumed.
+networks other than quill, or other contexts. On a GPU, it was fitted to a million characters, in
+16 to 46 s of an H200 (2026-11-28 there), in 4 x 192 and 6 x 256; the rest is assumed.
 """
 
 import math
@@ -36,7 +36,7 @@ SIZES = ((2, 128), (3, 144), (4, 160), (4, 192), (6, 192), (6, 256), (8, 320), (
 BLOCK_SIZE = 256
 GPU_MIN_CHARS = 150_000  # a shorter text has no use for a GPU's computation, nor a longer context
 DEFAULT_FLOPS = {"cpu": 8.86e12, "other": 8.86e12, "gpu": 2.2e14}  # of a run without --minutes
-MAX_EPOCHS, GPU_MAX_EPOCHS = 24, 20  # beyond that, a larger network instead
+MAX_EPOCHS, GPU_MAX_EPOCHS = 24, 28  # beyond that, a larger network instead
 MIN_CHARS = 250_000  # but a very short text is read still more often
 MAX_PER_CHAR, GPU_MAX_PER_CHAR = 14, 8  # parameters in the blocks; more do not help
 AVERAGE_EPOCHS = 6  # an average of the weights helps if the text is read at least so often
@@ -105,9 +105,11 @@ def recipe(budget: Budget) -> dict[str, Any]:
         steps, max_steps = AVERAGE_SHARE * steps, AVERAGE_SHARE * max_steps
 
     # Rate: larger batches allow more, and so does an average; trained weights much less.
+    overfitting = epochs * math.sqrt(parameters / budget.train_chars)
+    doublings = math.log2(max(1, overfitting / OVERFITTING_THRESHOLD))
     learning_rate = max(1e-2 if has_average else 0.0, 7e-3 * min(examples / 8, 2))
-    if is_gpu:
-        learning_rate = 1e-2  # with 7e-3, 6 x 256 overfits at the end of a run
+    if is_gpu:  # a higher rate overfits less
+        learning_rate = round(1e-2 * 1.16**doublings, 3)
     if has_weights:
         learning_rate = 1e-3  # with 7e-3 they overfit a short text within 40 steps
 
@@ -128,9 +130,7 @@ def recipe(budget: Budget) -> dict[str, Any]:
         "learning_rate": learning_rate,
         "ema_decay": 0.995 if has_average else 0.0,
         "compile": "on" if is_compiled else "auto",
-        **regularization(
-            epochs * math.sqrt(parameters / budget.train_chars), has_average, has_weights, is_gpu
-        ),
+        **regularization(doublings, has_average, has_weights, is_gpu),
     }
 
 
@@ -146,16 +146,15 @@ def network_size(flops: float, least: float, device: str) -> tuple[int, int]:
 
 
 def regularization(
-    overfitting: float, has_average: bool, has_weights: bool, is_gpu: bool
+    doublings: float, has_average: bool, has_weights: bool, is_gpu: bool
 ) -> dict[str, float]:
     """More of it, the more often a text is read, and the more parameters each character has."""
-    doublings = math.log2(max(1, overfitting / OVERFITTING_THRESHOLD))
     temperature, weight_decay = max(0.8, 1 - 0.1 * doublings), 0.5 if doublings < 1.5 else 1.0
-    dropout = (0.08 if is_gpu else 0.13) * doublings
+    dropout = (0.06 if is_gpu else 0.13) * doublings
     if has_average:
         # Learning from its average leaves a network too sure of new text, though less than without
         # (docs/recipe.md, "The training temperature").
-        temperature = 0.8 - 0.02 * doublings if is_gpu else max(0.7, 0.9 - 0.06 * doublings)
+        temperature = 0.79 - 0.023 * doublings if is_gpu else max(0.7, 0.9 - 0.06 * doublings)
         weight_decay = 1.0 if is_gpu else weight_decay
     return {
         "train_temperature": round(temperature, 2),
