@@ -1,13 +1,11 @@
 #!/usr/bin/env bash
-# Make the pictures of the documents that show runs, of the default network and of gpt, with Chromium:
+# Make README's pictures of a default run, with Chromium:
 #     python train.py --dtype float32 --out_dir runs/quill
-#     python train.py --dtype float32 --network gpt --out_dir runs/gpt
-#     bash docs/pictures.sh runs/quill runs/gpt
-# tests/benchmarks/tables.py draws the others; triangle.svg is drawn by hand.
+#     bash docs/pictures.sh runs/quill
+# The code that drew the others is at commit 4c6cec2, in tests/benchmarks.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-run=${1:?"usage: bash docs/pictures.sh RUN GPT_RUN"}
-gpt_run=${2:?"usage: bash docs/pictures.sh RUN GPT_RUN"}
+run=${1:?"usage: bash docs/pictures.sh RUN"}
 page=$(mktemp -d)/page.html
 port=6017
 
@@ -18,7 +16,6 @@ shoot() { # FILE WIDTH,HEIGHT URL
     python -c "import sys; from PIL import Image as I; I.open(sys.argv[1]).convert('RGB').save(sys.argv[1], optimize=True)" "docs/$1"
 }
 
-python -m tests.benchmarks.pictures docs "$run" "$gpt_run"
 python sample.py "$run" --prompt "ROMEO:" --max_new_tokens 100 --attention "$page"
 sed -i 's#</body>#<script>setTimeout(() => document.getElementById("write").click(), 19700)</script></body>#' "$page" # it writes
 shoot attention.png 1100,1000 "file://$page"

@@ -28,8 +28,8 @@ from configs.settings import TrainConfig
 from data.corpus import open_corpus
 from model.run.setup import parse_train_command
 from model.system.errors import UserError, report_errors
-from tests.benchmarks.peer import ROOT
 
+ROOT = Path(__file__).parents[2]
 SAME_SPEED = 0.03  # speeds that differ by less are equal
 LOSS_PER_LN_TIME = 0.08  # nats: e times the time lowers the default run's loss by about this
 # Not to be given: what compare decides, what the clock decides, and weights that may have been
