@@ -44,7 +44,7 @@ class Trace(TorchDispatchMode):
         self.live = {memory(ids_BT)}  # buffers that depend on the text
         self.done: list[tuple[str, Tensor, list]] = []  # operation, output, arguments
         self.kept: list[Any] = []  # no memory is used twice
-        self.is_pure = True  # nothing is written to what was computed before
+        self.is_pure = True  # nothing is overwritten that was read before
 
     def __torch_dispatch__(
         self, func: torch._ops.OpOverload, types: Any, args: tuple = (), kwargs: dict | None = None
@@ -63,7 +63,8 @@ class Trace(TorchDispatchMode):
             raise AbortError(f"the page cannot show a network that draws random numbers ({name}).")
         if is_live and any(x.is_complex() for x in inputs):
             raise AbortError(f"the page cannot compute complex numbers ({name}).")
-        self.is_pure &= not (is_live and schema.is_mutable)
+        if is_live and schema.is_mutable:
+            self.is_pure &= torch.Tag.pointwise in func.tags and self.is_unread(*inputs)
         if is_live and schema.is_mutable and memory(args[0]) not in self.live:
             buffer = whole_buffer(args[0])  # a constant is about to be written to
             self.live.add(memory(buffer))
@@ -87,6 +88,12 @@ class Trace(TorchDispatchMode):
             self.done += [(f"the other results of {name}", x, values) for x in outputs[1:]]
             self.live.update(map(memory, outputs))
         return output
+
+    def is_unread(self, x: Tensor, *others: Tensor) -> bool:
+        """Whether nothing, nor one of `others`, has read x, a whole buffer, since it was computed."""
+        is_latest = bool(self.done) and memory(self.done[-1][1]) == memory(x)
+        is_whole = x.numel() == len(whole_buffer(x))
+        return is_latest and is_whole and all(memory(x) != memory(other) for other in others)
 
     def plan(self, outputs: Any) -> tuple[dict[str, Any], list[Tensor]]:
         """What ops.js needs to compute these tensors, with the constants, flat.

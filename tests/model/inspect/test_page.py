@@ -86,7 +86,7 @@ EDITS = {
     ),
     "no attention": instead_of_attention("0"),
     "a mean of the past": instead_of_attention(
-        "x.cumsum(1) / torch.arange(1, x.size(1) + 1)[:, None]"
+        "(x * 1).cumsum_(1) / torch.arange(1, x.size(1) + 1)[:, None]"
     ),
     "a shift by padding": instead_of_attention("torch.nn.functional.pad(x, (0, 0, 1, 0))[:, :-1]"),
     "a sum in place": instead_of_attention(
@@ -187,6 +187,8 @@ def test_page_computes_what_the_model_computes(edit, edit_network):
     a, b = random_ids(2, 40, V=V).tolist()
     page, data = open_page(model, a)
     T = page.eval("net.T")
+    is_in_place = edit in ("a mean of the past", "a sum in place", "a shift in place")
+    assert (page.eval("net.rows") == T) == is_in_place
     for text in (a, a[:9], a[:T], a[:20], a[:5] + b[5:], [9], b):
         page.eval(f"read({text})")
         if text == a:  # as the page does when it opens
