@@ -90,7 +90,7 @@ class Trace(TorchDispatchMode):
         return output
 
     def is_unread(self, x: Tensor, *others: Tensor) -> bool:
-        """Whether nothing, nor one of `others`, has read x, a whole buffer, since it was computed."""
+        """Whether x, a whole buffer, was computed just now, and is none of the `others`."""
         is_latest = bool(self.done) and memory(self.done[-1][1]) == memory(x)
         is_whole = x.numel() == len(whole_buffer(x))
         return is_latest and is_whole and all(memory(x) != memory(other) for other in others)
