@@ -115,9 +115,9 @@ def argument_type(kind: Any, interval: str = "(-inf, inf)") -> dict[str, Any]:
     if kind in (int, float):
         return {"type": number_type(kind, interval), "metavar": kind.__name__.upper()}
     if kind in (str, str | None):
-        return {"type": unicode_text, "metavar": "TEXT"}
+        return {"metavar": "TEXT"}
     if kind == TEXTS:  # --data A --data B is --data A B
-        return {"type": unicode_text, "metavar": "TEXT", "nargs": "+", "action": "extend"}
+        return {"metavar": "TEXT", "nargs": "+", "action": "extend"}
     return {"choices": get_args(kind)}  # a Literal
 
 
@@ -134,13 +134,6 @@ def number_type(kind: type, interval: str) -> Callable[[str], int | float]:
 
     read.__name__ = kind.__name__  # in argparse's own messages
     return read
-
-
-def unicode_text(text: str) -> str:
-    """`text`, if a file can hold it."""
-    if "\0" in text or text.encode(errors="replace").decode() != text:
-        raise argparse.ArgumentTypeError(f"{text!r} is not valid Unicode text")
-    return text
 
 
 def make_config(config_class: type, values: dict[str, Any]) -> Any:

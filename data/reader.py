@@ -37,8 +37,8 @@ def find_text_files(paths: Sequence[str]) -> tuple[list[Path], int]:
 
     A path is a file (or a pipe, or - for standard input), or a folder, which stands for the
     TEXT_FILES in it and its subfolders, in the order in which a person counts. Names that begin
-    with a dot are left out. Raises UserError if a folder has no such files, cannot be read, or
-    has a link to a folder (which might lead back).
+    with a dot, and links to folders, are left out. Raises UserError if a folder has no such files
+    or cannot be read.
     """
 
     def refuse(error: OSError) -> NoReturn:
@@ -52,9 +52,6 @@ def find_text_files(paths: Sequence[str]) -> tuple[list[Path], int]:
         found = []
         for folder, subfolders, names in os.walk(path, onerror=refuse):
             subfolders[:] = [name for name in subfolders if not name.startswith(".")]
-            for name in subfolders:
-                if os.path.islink(linked := Path(folder, name)):
-                    raise UserError(f"{linked} is a link to a folder. Name the folder itself.")
             shown = [name for name in names if not name.startswith(".")]
             texts = [name for name in shown if name.lower().endswith(TEXT_FILES)]
             others += len(shown) - len(texts)

@@ -5,7 +5,6 @@ import gc
 import math
 import signal
 import sys
-import traceback
 from collections.abc import Callable
 
 from model.system.terminal import print_line, redirect_to_devnull
@@ -27,7 +26,7 @@ class AbortError(RuntimeError):
 def report_errors(main: Callable[[list[str]], None]) -> Callable[..., int]:
     """Decorator of a command's main(argv): an expected error becomes one line on standard error.
 
-    These are UserError, AbortError, a full disk (any OSError, but for those of a network), too
+    These are UserError, AbortError, a full disk (any OSError), too
     little memory. Returns the exit status: 2, 1, 130 after Ctrl-C, that of sys.exit, or 0, also if
     nobody reads standard output any more. Every other exception is a bug and keeps its traceback.
     """
@@ -45,8 +44,6 @@ def report_errors(main: Callable[[list[str]], None]) -> Callable[..., int]:
         except BrokenPipeError:  # the reader, such as head, has enough
             redirect_to_devnull(sys.stdout)
         except (UserError, AbortError, OSError) as error:
-            if isinstance(error, OSError) and is_of_network(error):
-                raise
             print_line("error: " + " ".join(str(error).split()), sys.stderr)
             return 2 if isinstance(error, UserError) else 1
         except (MemoryError, RuntimeError) as error:
@@ -67,12 +64,6 @@ def is_out_of_memory(error: Exception) -> bool:
     # PyTorch on CUDA; on a CPU of Linux, of Windows
     messages = ("out of memory", "ALLOC_FAILED", "can't allocate memory", "not enough memory")
     return isinstance(error, MemoryError) or any(words in str(error) for words in messages)
-
-
-def is_of_network(error: Exception) -> bool:
-    """Whether it was raised in a file of model/networks/, which somebody edits."""
-    names = (frame.f_globals["__name__"] for frame, _ in traceback.walk_tb(error.__traceback__))
-    return any(name.startswith("model.networks.") for name in names)
 
 
 def require_finite(name: str, value: float, step: int) -> None:

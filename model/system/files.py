@@ -56,8 +56,6 @@ def new_run_dir(out_dir: str | None) -> Iterator[Path]:
     removed again.
     """
     path = Path(os.path.expanduser(out_dir or datetime.now().strftime("runs/%Y%m%d-%H%M%S")))
-    if str(path).startswith("~"):
-        raise UserError(f"out_dir is {out_dir!r}. There is no such user.")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         while not out_dir:  # until a name is free: another run may begin in the same second

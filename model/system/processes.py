@@ -32,23 +32,14 @@ class Processes:
     ) -> None:
         """The command began at `start_time` (by time.perf_counter); by default it begins now.
 
-        `variables` are what torchrun and others set for several processes. Raises UserError if one
-        is missing.
+        `variables` are what torchrun and others set for several processes.
         """
         self.start_time = time.perf_counter() if start_time is None else start_time
         self.rank, self.local_rank, self.world_size = 0, 0, 1
         variables = variables or {}
         if int(variables.get("WORLD_SIZE", 1)) > 1:
-            needed = {"RANK", "MASTER_ADDR", "MASTER_PORT"}
-            if torch.cuda.device_count() > 1:
-                needed.add("LOCAL_RANK")
-            if missing := sorted(needed - variables.keys()):
-                raise UserError(
-                    f"WORLD_SIZE is {variables['WORLD_SIZE']}, but {', '.join(missing)} is not "
-                    "set. Set it as torchrun does, or unset WORLD_SIZE."
-                )
             self.rank, self.world_size = int(variables["RANK"]), int(variables["WORLD_SIZE"])
-            self.local_rank = int(variables.get("LOCAL_RANK", 0))
+            self.local_rank = int(variables.get("LOCAL_RANK", self.rank))
         self.is_main = self.rank == 0
 
     def __enter__(self) -> "Processes":

@@ -26,9 +26,9 @@ NEW_KEYS = {  # a type, its default, values on the command line and what they me
     "float": (Annotated[float, HELP], 0.5, {"1": 1.0}, ["x", "nan", "inf", "-1e999", ""]),
     "between 0 and 1": (Annotated[float, HELP, "(0, 1)"], 0.5, {"1e-5": 1e-5}, ["0", "1", "nan"]),
     "bool": (Annotated[bool, HELP], False, {None: True}, ["yes"]),
-    "text": (Annotated[str, HELP], "a", {"-b c": "-b c"}, ["\udcff", "a\0b"]),
+    "text": (Annotated[str, HELP], "a", {"-b c": "-b c"}, []),
     "optional text": (Annotated[str | None, HELP], None, {"None": "None"}, []),
-    "texts": (Annotated[tuple[str, ...] | None, HELP], None, {"-b c": ("-b c",)}, ["a\0b"]),
+    "texts": (Annotated[tuple[str, ...] | None, HELP], None, {"-b c": ("-b c",)}, []),
     "choice": (Annotated[Literal["relu", "gelu"], HELP], "relu", {"gelu": "gelu"}, ["tanh", ""]),
 }
 

@@ -41,12 +41,3 @@ def test_any_other_error_keeps_its_traceback(capsys, kind):
     with pytest.raises(kind, match="a bug"):
         run_main(kind("a bug"))
     assert capsys.readouterr() == ("", "")
-
-
-def test_an_oserror_of_a_network_keeps_its_traceback(capsys):
-    """It is a mistake in an edit, not a full disk."""
-    network = {"__name__": "model.networks.mine"}
-    exec("def forward(argv):\n    open('missing')", network)
-    with pytest.raises(FileNotFoundError):
-        report_errors(network["forward"])([])
-    assert capsys.readouterr() == ("", "")

@@ -27,19 +27,6 @@ def test_processes_share_a_batch_without_gap_or_overlap(world_size):
     assert rows == list(range(8))
 
 
-@pytest.mark.parametrize(("gpus", "missing"), [(1, "RANK"), (0, "MASTER_ADDR"), (2, "LOCAL_RANK")])
-def test_a_missing_variable_of_several_processes_is_named(monkeypatch, gpus, missing):
-    """Whichever program starts them. LOCAL_RANK is needed only to choose one of several GPUs."""
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    _, variables = torchrun_variables(2)
-    with pytest.raises(UserError, match=f"WORLD_SIZE is 2, but {missing} is not set"):
-        Processes(variables={key: value for key, value in variables.items() if key != missing})
-    if gpus < 2:
-        del variables["LOCAL_RANK"]
-        assert Processes(variables=variables).local_rank == 0
-    assert Processes(variables=variables | {"WORLD_SIZE": "1"}).world_size == 1
-
-
 def exchange(variables: dict[str, str]) -> None:
     """What each process does: it writes what it gets from the others."""
     os.environ.update(variables)
