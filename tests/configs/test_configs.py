@@ -109,8 +109,8 @@ def test_a_config_survives_toml_and_dict(values):
         assert make_config(TrainConfig, saved) == config
 
 
-SMALL = "--device=cpu --dtype=float32 --n_layer=1 --n_head=2 --n_embd=16 --block_size=16 --batch_size=4"
-SMALL += " --max_iters=1"
+SMALL = "--device=cpu --n_layer=1 --n_head=2 --n_embd=16 --block_size=16 --batch_size=4"
+SMALL += " --max_iters=1 --dtype=float32"
 # For each flag a value that is not that of a run with SMALL alone.
 CHANGES = """--val_split=spread --network=gpt --n_layer=2 --n_head=1 --n_embd=32 --block_size=8
 --dropout=0.3 --batch_size=2 --gradient_accumulation_steps=2 --max_iters=2 --optimizer=adamw
