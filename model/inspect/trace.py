@@ -64,11 +64,12 @@ class Trace(TorchDispatchMode):
         if is_live and any(x.is_complex() for x in inputs):
             raise AbortError(f"the page cannot compute complex numbers ({name}).")
         if is_live and schema.is_mutable:
-            self.is_pure &= torch.Tag.pointwise in func.tags and self.is_unread(*inputs)
-        if is_live and schema.is_mutable and memory(args[0]) not in self.live:
-            buffer = whole_buffer(args[0])  # a constant is about to be written to
-            self.live.add(memory(buffer))
-            self.done.insert(0, ("copy", buffer, [buffer, buffer.clone()]))
+            is_by_element = name.endswith("_") and torch.Tag.pointwise in func.tags
+            self.is_pure &= is_by_element and self.is_unread(*inputs)
+            if memory(args[0]) not in self.live:
+                buffer = whole_buffer(args[0])  # a constant is about to be written to
+                self.live.add(memory(buffer))
+                self.done.insert(0, ("copy", buffer, [buffer, buffer.clone()]))
         output = func(*args, **kwargs)
         self.kept += (args, kwargs, output)
         if not is_live:

@@ -26,9 +26,9 @@ class AbortError(RuntimeError):
 def report_errors(main: Callable[[list[str]], None]) -> Callable[..., int]:
     """Decorator of a command's main(argv): an expected error becomes one line on standard error.
 
-    These are UserError, AbortError, a full disk (any OSError), too
-    little memory. Returns the exit status: 2, 1, 130 after Ctrl-C, that of sys.exit, or 0, also if
-    nobody reads standard output any more. Every other exception is a bug and keeps its traceback.
+    These are UserError, AbortError, a full disk (any OSError), too little memory. Returns the exit
+    status: 2, 1, 130 after Ctrl-C, that of sys.exit, or 0, also if nobody reads standard output any
+    more. Every other exception is a bug and keeps its traceback.
     """
 
     @functools.wraps(main)

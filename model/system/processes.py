@@ -39,7 +39,8 @@ class Processes:
         variables = variables or {}
         if int(variables.get("WORLD_SIZE", 1)) > 1:
             self.rank, self.world_size = int(variables["RANK"]), int(variables["WORLD_SIZE"])
-            self.local_rank = int(variables.get("LOCAL_RANK", self.rank))
+            gpus = max(1, torch.cuda.device_count())
+            self.local_rank = int(variables.get("LOCAL_RANK", self.rank % gpus))
         self.is_main = self.rank == 0
 
     def __enter__(self) -> "Processes":
