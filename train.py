@@ -9,47 +9,38 @@ START_TIME = time.perf_counter()  # of the program; its imports take a second or
 
 import math
 import os
+from contextlib import closing
 from pathlib import Path
-from signal import default_int_handler
+from typing import Any
 
-import torch
 from torch.nn.utils import clip_grad_norm_
 
 from model.loss import cross_entropy, training_loss
 from model.networks import make_network
 from model.optim import AVERAGE_FROM, learning_rate, make_average, make_optimizers, update_average
-from model.run import checkpoint, report
-from model.run.checkpoint import Learner
-from model.run.run import start_run
-from model.run.setup import Command, load_saved, open_run_dir, parse_train_command, set_up
-from model.system.device import deterministic, seed_all
+from model.run.run import Run
+from model.run.setup import open_run_dir, parse_train_command, set_up
+from model.system.device import seed_all
 from model.system.errors import report_errors
-from model.system.processes import Processes, handle_signals
+from model.system.processes import Processes, catch_signals
 
 
 @report_errors
 def main(argv: list[str]) -> None:
     """The command line: start a run, or resume one."""
-    start_time = START_TIME if __name__ == "__main__" else time.perf_counter()
-    command = parse_train_command(argv)
+    given = parse_train_command(argv)
     with (
-        handle_signals(default_int_handler, "SIGTERM", "SIGHUP"),  # as Ctrl-C, until it is saved
-        deterministic(),
-        Processes(start_time, os.environ) as processes,
-        open_run_dir(command, processes) as run_dir,
+        Processes(START_TIME if __name__ == "__main__" else None, os.environ) as processes,
+        open_run_dir(given, processes) as run_dir,
     ):
-        signal = train(command, run_dir, processes)
+        signal = train(given, run_dir, processes)
     if signal:
         sys.exit(128 + signal)
 
 
-def train(command: Command, run_dir: Path, processes: Processes) -> int:
-    """The whole run, from top to bottom; what it does beside training is in model/run/run.py.
-
-    Returns the number of the signal that ended the run, or 0.
-    """
-    saved = load_saved(command)
-    config, corpus, machine = set_up(command, saved, processes)
+def train(given: dict[str, Any], run_dir: Path, processes: Processes) -> int:
+    """Make the whole run. Return the signal that ended it, or 0."""
+    config, saved, corpus, machine = set_up(given, run_dir, processes)
     parts = config.gradient_accumulation_steps  # micro-batches of a batch
     rows = processes.batch_rows(config.batch_size, parts)  # this process's share of each batch
 
@@ -59,40 +50,29 @@ def train(command: Command, run_dir: Path, processes: Processes) -> int:
     average = make_average(model, config.ema_decay)  # is evaluated and saved; or the model itself
     optimizers = make_optimizers(model, config, muon_dtype=machine.dtype)
     scaler = machine.make_scaler()  # of float16; in another dtype it does nothing
-    learner = Learner(model, average, optimizers, scaler)
-    state = checkpoint.restore(saved, learner, resumes=command.resume is not None)
-    del saved  # its memory
-    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    if processes.is_main:
-        report.print_header(config, corpus, machine, model, run_dir)
+    run = Run(config, corpus, machine, run_dir, model, average, optimizers, scaler)
+    run.start(saved)
     machine.prepare(config, model, average)  # perhaps compiles them, for machine.forward
 
     # ----------------------------------------------------------------------------------- The loop
-    with start_run(config, state, learner, run_dir, corpus, machine) as run:
-        while True:
-            if run.evaluation_is_due():
-                run.evaluate()  # and save
-            if run.is_over():  # by max_iters, --minutes or a signal
-                break
-
-            step = state.step
+    with closing(run), catch_signals() as run.signals:
+        for step in run.steps():  # between them, it evaluates and saves (model/run/run.py)
             lr = learning_rate(step, run.progress, config)
-            for group in groups:
-                group["lr"] = lr
+            for optimizer in optimizers:
+                for group in optimizer.param_groups:
+                    group["lr"] = lr
 
             # Forward, backward: each micro-batch adds to the gradients.
-            is_logged = step % config.log_interval == 0
-            learns_from_average = average is not model and step >= AVERAGE_FROM
-            train_loss = torch.zeros((), device=machine.device)
             seed_all(config.seed, step, processes.rank)  # all that is random in this step
             x, y = machine.to_device(*corpus.batch(config, step, rows))
             for x_BT, y_BT in zip(x.chunk(parts), y.chunk(parts), strict=True):
                 logits_BTV = machine.forward(model, x_BT)
-                average_BTV = machine.forward(average, x_BT) if learns_from_average else None
+                average_BTV = None
+                if average is not model and step >= AVERAGE_FROM:  # learn from its predictions, too
+                    average_BTV = machine.forward(average, x_BT)
                 loss = training_loss(logits_BTV, y_BT, config.train_temperature, average_BTV)
                 scaler.scale(loss / parts).backward()
-                if is_logged:  # at temperature 1, as in evaluation
-                    train_loss += cross_entropy(logits_BTV.detach(), y_BT) / parts
+                run.loss_sum += cross_entropy(logits_BTV.detach(), y_BT) / parts  # for the curve
             processes.average_gradients(model)
 
             # Clip the gradients, update the weights. If float16 gradients overflow, no optimizer
@@ -107,13 +87,8 @@ def train(command: Command, run_dir: Path, processes: Processes) -> int:
             model.zero_grad()
             if average is not model:
                 update_average(average, model, config.ema_decay, step)
-
-            if is_logged:
-                run.log(train_loss, grad_norm, lr)
-            state.step += 1
-            run.update()  # looks at the clock and for signals
-            run.save_if_due()  # every ten minutes
-        run.finish(command.uses_recipe)
+            run.log_training(grad_norm, lr)
+        run.finish()
     return run.signal
 
 

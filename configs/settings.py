@@ -1,20 +1,19 @@
 """Every setting of train.py, and its default. Each field is a flag and a TOML key.
 
-A field also makes a line of --help:
+A field is its type, its help and, for a number, the interval of its values:
 
     n_layer: Annotated[int, "number of blocks", "[1, 1000]"] = 2
 
-The type is int, float, bool, str, `str | None`, `tuple[str, ...] | None` or a Literal of strings. A
-number has the interval of its valid values. The first line of a class is the title of its
-group in --help and in config.toml.
+The type is int, float, bool, str, `str | None`, `tuple[str, ...] | None` or a Literal of strings.
+The docstring of a class is the title of its group in --help and in config.toml.
 
-The defaults count for runs with a preset. In other runs configs/recipe.py chooses most of them.
+The defaults are those of runs with a preset. In other runs configs/recipe.py chooses most of them.
 """
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-TEXT_FILES = ".txt"  # what is read of a folder, in any case; a file that is named is always read
+TEXT_FILES = ".txt"  # the files of a folder that are read; a file that is named is always read
 
 
 @dataclass(frozen=True)
@@ -22,9 +21,7 @@ class DataConfig:
     """Which text, and how much of it is for validation."""
 
     data: Annotated[
-        tuple[str, ...] | None,
-        f"text files, folders of {TEXT_FILES} files, or - for standard input; default: Tiny "
-        "Shakespeare",
+        tuple[str, ...] | None, "text files, folders, or - (input); default: Tiny Shakespeare"
     ] = None
     encoding: Annotated[str, "encoding of the text"] = "utf-8"
     val_fraction: Annotated[float, "share of the text for validation", "(0, 1)"] = 0.1
@@ -37,13 +34,9 @@ class DataConfig:
 class GPTConfig:
     """Which network, and its size."""
 
-    network: Annotated[
-        str, "file in model/networks/; gpt: the textbook GPT; quill: learns faster"
-    ] = "quill"
+    network: Annotated[str, "file in model/networks/; gpt: the textbook GPT"] = "quill"
     n_layer: Annotated[int, "number of blocks", "[1, 1000]"] = 2
-    n_head: Annotated[
-        int, "attention heads per block (0: one for about 64 channels)", "[0, 1000]"
-    ] = 0
+    n_head: Annotated[int, "attention heads per block; 0: n_embd / 64", "[0, 1000]"] = 0
     n_embd: Annotated[int, "channels of the residual stream", "[1, 100000]"] = 128
     block_size: Annotated[int, "context: how many characters attention sees", "[1, 1000000]"] = 256
     dropout: Annotated[float, "dropout probability", "[0, 1)"] = 0.0
@@ -55,28 +48,20 @@ class OptimConfig:
     """Batches, optimizers, learning-rate schedule, loss."""
 
     batch_size: Annotated[int, "examples per step, over all processes", "[1, 1000000]"] = 8
-    gradient_accumulation_steps: Annotated[
-        int, "parts of a batch, to save memory", "[1, 1000000]"
-    ] = 1
+    gradient_accumulation_steps: Annotated[int, "parts of a batch, to save memory", "[1, 1e6]"] = 1
     max_iters: Annotated[int, "optimizer steps", "[1, 1e15]"] = 1100
     optimizer: Annotated[
         Literal["muon", "adamw"], "of the matrices in the blocks; all else is AdamW's"
     ] = "muon"
     learning_rate: Annotated[float, "peak learning rate, of AdamW and Muon", "[0, 1e30]"] = 7e-3
-    min_lr: Annotated[
-        float, "the learning rate ends there, as a cosine (0: linear to zero)", "[0, 1e30]"
-    ] = 0.0
+    min_lr: Annotated[float, "where a cosine ends (0: linear to zero)", "[0, 1e30]"] = 0.0
     warmup_iters: Annotated[int, "steps in which the learning rate rises", "[0, 1e15]"] = 20
     beta1: Annotated[float, "AdamW's decay of the mean gradient", "[0, 1)"] = 0.9
     beta2: Annotated[float, "AdamW's decay of the mean squared gradient", "[0, 1)"] = 0.95
-    weight_decay: Annotated[
-        float, "of the matrices in the blocks; with adamw of all matrices", "[0, 1e30]"
-    ] = 0.5
+    weight_decay: Annotated[float, "of matrices; with muon of those in blocks", "[0, 1e30]"] = 0.5
     grad_clip: Annotated[float, "clip the gradient norm to this (0: never)", "[0, inf)"] = 1.0
     ema_decay: Annotated[
-        float,
-        "decay of a running average of the weights, which is used, and learned from (0: none)",
-        "[0, 1)",
+        float, "decay of a running average of the weights, which is used and learned from", "[0, 1)"
     ] = 0.0
     train_temperature: Annotated[
         float, "softmax temperature in training only; below 1 against overconfidence", "[0.1, 10]"
@@ -87,9 +72,7 @@ class OptimConfig:
 class RunConfig:
     """How long, from what, where the results go, how often to evaluate and log."""
 
-    minutes: Annotated[
-        float, "end after this time, if max_iters is not reached before (0: no limit)", "[0, 1e6]"
-    ] = 0.0
+    minutes: Annotated[float, "end after this time at the latest (0: no limit)", "[0, 1e6]"] = 0.0
     init_from: Annotated[str | None, "run or checkpoint whose weights to start with"] = None
     out_dir: Annotated[str | None, "run directory; default: runs/<date>-<time>"] = None
     seed: Annotated[int, "same seed, same machine: same result", "[0, 1e15]"] = 1337
@@ -103,8 +86,7 @@ class DeviceConfig:
 
     device: Annotated[str, "auto (cuda or cpu), cpu, cuda, cuda:N or mps"] = "auto"
     dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16"],
-        "dtype of matrix products; auto: the faster one for training, float32 for sampling",
+        Literal["auto", "float32", "bfloat16", "float16"], "of matrix products; auto: the fastest"
     ] = "auto"
 
 
@@ -113,8 +95,7 @@ class CompileConfig(DeviceConfig):
     """What to train on."""
 
     compile: Annotated[
-        Literal["auto", "on", "off"],
-        "on: torch.compile; auto: a CUDA graph, on one GPU",
+        Literal["auto", "on", "off"], "on: torch.compile; auto: a CUDA graph, on one GPU"
     ] = "auto"
 
 

@@ -1,24 +1,29 @@
-"""Attention for fast networks: the equation, the fused kernel beside it, the KV cache; `record`.
+"""Attention for fast networks: the equation, the kernel, the cache of a text; `record`.
 
 gpt has an equation of its own (model/networks/gpt.py): begin there. quill calls `attend`, which
-computes `attend_by_equation` with PyTorch's fused kernel where that is faster. The kernel does not
-follow an edit of the equation, which fails tests/model/test_attention.py. To change the equation of
-quill, write yours into `Attention.forward` of a copy, and pass its weights to `record`.
+often computes the equation by PyTorch's faster routine for it, the *kernel*. The kernel does not
+follow an edit. To change the equation of quill, write yours into `Attention.forward` of a copy, and
+pass its weights to `record`.
 
 Attention is causal: a query sees its own key and those before it. The queries belong to the last T
 of the S positions. `window` limits how many keys a query sees, its own included.
 
-Shapes: B batch, T time (queries), S keys, H heads, D head width.
+Shapes: B batch, T time (queries), S keys, H heads, D head width, V vocabulary.
 """
 
+import functools
+import inspect
+import sys
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# Up to this many weights per head (T x S), the plain equation is faster than the kernel on a CPU
-# in half precision: at 256 x 256 by a factor of 2.
+from model.system.errors import print_line
+
+# Up to this many weights per head (T x S), the equation is faster than the kernel on a CPU in half
+# precision: at 256 x 256 by a factor of 2.
 MAX_EQUATION_WEIGHTS = 512 * 512
 
 
@@ -35,10 +40,7 @@ recorded: list[AttentionCall] | None = None  # a list while attention is recorde
 
 
 def record(q: Tensor, k: Tensor, v: Tensor, weights: Tensor) -> None:
-    """Keep q_BHTD, k_BHSD, v_BHSD and weights_BHTS for the maps and the attention page.
-
-    Does nothing unless attention is being recorded (model/inspect/record.py).
-    """
+    """Keep them for the maps and the attention page, while model/inspect/record.py asks for it."""
     if recorded is not None:
         recorded.append(AttentionCall(q, k, v, weights))
 
@@ -58,9 +60,9 @@ def causal_mask(T: int, S: int, window: int | None, like: Tensor) -> Tensor:
 def attention_weights(q: Tensor, k: Tensor, window: int | None = None) -> Tensor:
     """How much each query attends to each key: softmax(Q Kᵀ / √d + mask).
 
-    q_BHTD and k_BHSD, with any number of leading dimensions, to weights_BHTS, of which each row is
-    not negative and sums to 1. The dot product of two independent vectors of variance 1 has
-    variance d; without the division the softmax would saturate (Vaswani et al. 2017).
+    q_BHTD and k_BHSD to weights_BHTS. Each row sums to 1. The dot product of two independent
+    vectors of variance 1 has variance d; without the division the softmax would saturate (Vaswani
+    et al. 2017).
     """
     T, S, D = q.size(-2), k.size(-2), q.size(-1)
     scores_BHTS = (q * D**-0.5) @ k.mT
@@ -68,9 +70,9 @@ def attention_weights(q: Tensor, k: Tensor, window: int | None = None) -> Tensor
 
 
 def attend_by_equation(q: Tensor, k: Tensor, v: Tensor, window: int | None = None) -> Tensor:
-    """Attention by the textbook equation, softmax(Q Kᵀ / √d + mask) V: what `attend` specifies.
+    """softmax(Q Kᵀ / √d + mask) V: each output is a weighted average of the values.
 
-    q_BHTD, k_BHSD, v_BHSD to out_BHTD; each output is a weighted average of the values.
+    q_BHTD, k_BHSD, v_BHSD to out_BHTD.
     """
     weights_BHTS = attention_weights(q, k, window)
     record(q, k, v, weights_BHTS)
@@ -78,7 +80,7 @@ def attend_by_equation(q: Tensor, k: Tensor, v: Tensor, window: int | None = Non
 
 
 def attend_by_kernel(q: Tensor, k: Tensor, v: Tensor, window: int | None = None) -> Tensor:
-    """`attend_by_equation` by PyTorch's fused kernel, which does not store the T x S weights."""
+    """The same by PyTorch's kernel, which does not store the T x S weights."""
     T, S = q.size(-2), k.size(-2)
     sees_all = window is None or window >= S
     # The kernel's own is_causal aligns the first query with the first key. With a cache the last
@@ -89,7 +91,7 @@ def attend_by_kernel(q: Tensor, k: Tensor, v: Tensor, window: int | None = None)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, window: int | None = None) -> Tensor:
-    """`attend_by_equation`, computed in the fastest way."""
+    """Attention, computed in the faster of the two ways. It is recorded by the equation."""
     if recorded is not None:
         return attend_by_equation(q, k, v, window)
     is_small = q.size(-2) * k.size(-2) <= MAX_EQUATION_WEIGHTS
@@ -113,22 +115,45 @@ class Cache:
     def append(
         self, layer: nn.Module, k_BHTD: Tensor, v_BHTD: Tensor, window: int
     ) -> tuple[Tensor, Tensor]:
-        """Append T positions; returns k_BHSD and v_BHSD, all that these T queries may see.
+        """Append T positions. Returns k_BHSD and v_BHSD, all that these T queries may see.
 
         Both are written in order into a buffer for two windows. When it is full, the window - 1
         latest positions, which the next query may still see, move to the start of a new one.
         """
-        B, H, T, D = k_BHTD.shape
-        keys, values, end = self.kept.get(layer) or (k_BHTD[:, :, :0], v_BHTD[:, :, :0], 0)
+        new_2BHTD = torch.stack((k_BHTD, v_BHTD))
+        _, B, H, T, D = new_2BHTD.shape
+        buffer, end = self.kept.get(layer) or (new_2BHTD[:, :, :, :0], 0)
         first = max(0, end - (window - 1))  # the new queries see no key before this
-        if end + T > keys.size(2):
-            seen = end - first
-            size = max(2 * window, seen + T)
-            new_keys, new_values = (x.new_empty(B, H, size, D) for x in (k_BHTD, v_BHTD))
-            new_keys[:, :, :seen] = keys[:, :, first:end]
-            new_values[:, :, :seen] = values[:, :, first:end]
-            keys, values, first, end = new_keys, new_values, 0, seen
-        keys[:, :, end : end + T] = k_BHTD
-        values[:, :, end : end + T] = v_BHTD
-        self.kept[layer] = keys, values, end + T
-        return keys[:, :, first : end + T], values[:, :, first : end + T]
+        if end + T > buffer.size(3):
+            seen, first, end = buffer[:, :, :, first:end], 0, end - first
+            buffer = new_2BHTD.new_empty(2, B, H, max(2 * window, end + T), D)
+            buffer[:, :, :, :end] = seen
+        buffer[:, :, :, end : end + T] = new_2BHTD
+        self.kept[layer] = buffer, end + T
+        k_BHSD, v_BHSD = buffer[:, :, :, first : end + T]
+        return k_BHSD, v_BHSD
+
+
+@functools.lru_cache(maxsize=1)  # it is looked at once, not for each text
+@torch.no_grad()
+def uses_cache(model: nn.Module) -> bool:
+    """Whether `model` takes a cache, and computes the same logits with it as without.
+
+    Both ways read a text a little longer than block_size. If they differ, a warning says so.
+    """
+    if "cache" not in inspect.signature(model.forward).parameters:
+        return False
+    length = min(model.config.block_size + 8, 2056)  # a longer one would take much memory
+    ids_BT = torch.arange(length, device=next(model.parameters()).device)[None] % model.vocab_size
+    cache = Cache()
+    with torch.autocast(ids_BT.device.type, enabled=False):
+        parts = ids_BT.split([1, 3, length - 5, 1], dim=1)
+        cached_BTV = torch.cat([model(part_BT, cache) for part_BT in parts], dim=1)
+        logits_BTV = model(ids_BT)
+    # Rounding changes logits by 4e-7 of the largest on a CPU; a GPU may compute in TF32.
+    tolerance = 1e-4 if ids_BT.device.type == "cpu" else 1e-2
+    differs = (cached_BTV - logits_BTV).abs().max() > tolerance * logits_BTV.abs().max()
+    if differs:
+        problem = f"the cache of the network {model.config.network} changes its logits"
+        print_line(f"warning: {problem}. It is not used, so sampling takes longer.", sys.stderr)
+    return not differs

@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from model.attention import Cache
-from model.inspect.check import uses_cache
+from model.attention import Cache, uses_cache
 from model.networks import eval_mode
 from model.system.errors import AbortError
 
@@ -34,11 +33,11 @@ class GenerationConfig:
 def next_char_probs(
     logits_BV: np.ndarray, text_BT: np.ndarray, config: GenerationConfig
 ) -> np.ndarray:
-    """The distribution from which the next character is drawn, probs_BV in float64.
+    """Return the distribution from which the next character is drawn: probs_BV in float64.
 
-    Temperature first, then the k likeliest, then the fewest of these that reach top_p (Holtzman
-    et al. 2019, "The curious case of neural text degeneration"). A new sampling rule goes here;
-    text_BT holds the ids of the prompt and of everything written so far.
+    Temperature comes first, then the k likeliest characters are kept, then the fewest of these that
+    reach top_p (Holtzman et al. 2019, "The curious case of neural text degeneration"). A new
+    sampling rule goes here; text_BT holds the ids of the prompt and of all that is written so far.
     """
     V = logits_BV.shape[-1]
     k = 1 if config.temperature == 0 else config.top_k or V
@@ -58,7 +57,7 @@ def next_char_probs(
 
 
 def sample_ids(probs_BV: np.ndarray, uniform_B: np.ndarray) -> np.ndarray:
-    """ids_B: where each uniform number in [0, 1) falls among the cumulative probabilities."""
+    """Return ids_B: where a uniform number in [0, 1) falls among the cumulative probabilities."""
     cumulative_BV = probs_BV.cumsum(-1)
     is_beyond_BV = cumulative_BV > uniform_B[:, None] * cumulative_BV[:, -1:]
     if not all(is_beyond_BV[:, -1]):
@@ -67,7 +66,7 @@ def sample_ids(probs_BV: np.ndarray, uniform_B: np.ndarray) -> np.ndarray:
 
 
 def first_character(vocab: str) -> str:
-    """What stands in for an empty prompt: a line end, or the vocabulary's first character."""
+    """Return what stands in for an empty prompt: a line end, or the first of the vocabulary."""
     return "\n" if "\n" in vocab else vocab[0]
 
 
@@ -75,10 +74,10 @@ def first_character(vocab: str) -> str:
 def generate(
     model: nn.Module, vocab: str, prompt: list[int], config: GenerationConfig, stop: str = ""
 ) -> Iterator[tuple[int, str]]:
-    """Yield (0, character) while the texts are written, then (i, text) for all but the first text.
+    """Yield (0, character) of the first text as it is written, then (i, text) of the others.
 
-    Each continues `prompt`. It ends after max_new_tokens characters or after `stop`. The random
-    numbers of text i depend only on (seed, i), so other texts change it by rounding at most.
+    Each text continues `prompt`, and ends after max_new_tokens characters or after `stop`. The
+    random numbers of text i depend only on (seed, i), so other texts change it by rounding at most.
     """
     B, start, block_size = config.num_samples, len(prompt), model.config.block_size
     device = next(model.parameters()).device

@@ -16,13 +16,13 @@ from model.system.device import Machine
 def training_loss(
     logits_BTV: Tensor, y_BT: Tensor, temperature: float, average_BTV: Tensor | None = None
 ) -> Tensor:
-    """Mean loss in nats per character. A temperature below 1 sharpens predictions in training only.
+    """Mean loss in nats per character.
 
-    Evaluation and sampling are then less confident, as they should be after many epochs. (Guo et
-    al. 2017, "On calibration", fit a temperature after training.)
-
-    With `average_BTV`, the logits of a running average of the network, half of the loss is that of
-    its predictions (Tarvainen and Valpola 2017, "Mean teachers are better role models").
+    A temperature below 1 sharpens predictions in training only: evaluation and sampling are less
+    confident, as they should be after many epochs. (Guo et al. 2017, "On calibration", fit a
+    temperature after training.) With `average_BTV`, the logits of a running average of the network,
+    half of the loss measures the distance to its predictions (Tarvainen and Valpola 2017, "Mean
+    teachers are better role models").
     """
     logits_BTV = logits_BTV / temperature
     loss = cross_entropy(logits_BTV, y_BT)

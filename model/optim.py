@@ -1,23 +1,34 @@
 """Optimizers (Muon for the matrices in the blocks, AdamW for the rest), their learning rate."""
 
 import copy
-import inspect
 import math
 from collections.abc import Iterable
+from inspect import unwrap
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.optim import AdamW, Optimizer
 
 from configs.settings import OptimConfig
 
 AVERAGE_FROM = 50  # the step from which a network learns from its average
 
-# PyTorch wraps these methods; the wrappers import the compiler, which takes 2 to 5 s.
-for name in ("add_param_group", "state_dict", "load_state_dict"):
-    setattr(Optimizer, name, inspect.unwrap(getattr(Optimizer, name)))
-AdamW.step = torch.no_grad()(inspect.unwrap(AdamW.step))
+
+class Optimizer(torch.optim.Optimizer):
+    """PyTorch's Optimizer, without the decorators that import its compiler, which takes 2 to 5 s.
+
+    They hide a method from the compiler, which is not used on optimizers here.
+    """
+
+    add_param_group = unwrap(torch.optim.Optimizer.add_param_group)
+    state_dict = unwrap(torch.optim.Optimizer.state_dict)
+    load_state_dict = unwrap(torch.optim.Optimizer.load_state_dict)
+
+
+class AdamW(Optimizer, torch.optim.AdamW):
+    """PyTorch's AdamW, without these decorators."""
+
+    step = torch.no_grad()(unwrap(torch.optim.AdamW.step))
 
 
 def make_optimizers(
@@ -25,32 +36,29 @@ def make_optimizers(
 ) -> list[Optimizer]:
     """Muon for the matrices in `model.blocks`, AdamW for all other parameters; or AdamW for all.
 
-    The training loop sets the learning rate of every group. Beside Muon, AdamW has no weight decay;
-    alone, it decays all matrices, embeddings included, but no gains and biases. What an optimizer
-    remembers must be in its `state`, or resuming is not exact.
+    Beside Muon, AdamW has no weight decay; alone, it decays all matrices, embeddings included, but
+    no gains and biases. What an optimizer remembers must be in its `state`, or resuming is not
+    exact.
     """
-    has_muon = config.optimizer == "muon"
     matrices, others = [], []
     for name, parameter in model.named_parameters():
         is_matrix = parameter.ndim >= 2
-        if has_muon and is_matrix:  # one row or one column is a vector
-            is_matrix = name.startswith("blocks.") and min(parameter.shape[-2:]) > 1
+        if config.optimizer == "muon":
+            # A matrix of a single row or column is a vector.
+            is_matrix = is_matrix and name.startswith("blocks.") and min(parameter.shape[-2:]) > 1
         (matrices if is_matrix else others).append((name, parameter))
-    groups, optimizers = [{"params": others, "weight_decay": 0.0}], []
-    if has_muon and matrices:
-        optimizers = [Muon(matrices, config.learning_rate, config.weight_decay, muon_dtype)]
-    else:
-        groups = [{"params": matrices, "weight_decay": config.weight_decay}, *groups]
-    groups = [group for group in groups if group["params"]]
     betas = (config.beta1, config.beta2)
-    return [*optimizers, AdamW(groups, config.learning_rate, betas, fused=True)]
+    groups = [{"params": others, "weight_decay": 0.0}]
+    if config.optimizer == "muon" and matrices:
+        muon = Muon(matrices, config.learning_rate, config.weight_decay, muon_dtype)
+        return [muon, AdamW(groups, config.learning_rate, betas, fused=True)]
+    groups = [{"params": matrices, "weight_decay": config.weight_decay}, *groups]
+    groups = [group for group in groups if group["params"]]
+    return [AdamW(groups, config.learning_rate, betas, fused=True)]
 
 
 def make_average(model: nn.Module, decay: float) -> nn.Module:
-    """What is evaluated, saved and sampled: a copy of `model`, for `update_average`.
-
-    With a decay of 0, the average is the model itself.
-    """
+    """What is evaluated, saved and sampled: a copy of `model`, or with a decay of 0 itself."""
     return copy.deepcopy(model).eval().requires_grad_(False) if decay else model
 
 
@@ -106,11 +114,12 @@ class Muon(Optimizer):
         weight_decay: float,
         dtype: torch.dtype,
     ) -> None:
-        """`dtype` is that of the Newton-Schulz iterations."""
+        """`dtype` is that of the products in `orthogonalize`."""
         super().__init__(named_parameters, {"lr": lr, "weight_decay": weight_decay})
         self.dtype = dtype
-        self.addresses: list[int] = []  # of what the latest step read
-        self.changes = 0  # of these
+        # For the CUDA graph:
+        self.addresses: list[int] = []  # where the gradients and momenta of the latest step are
+        self.moves = 0  # how often these changed
         self.graph: torch.cuda.CUDAGraph | None = None
         self.updates: list[Tensor] = []  # what it computes
 
@@ -124,36 +133,35 @@ class Muon(Optimizer):
                     self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
             grads = [parameter.grad for parameter in parameters]
             momenta = [self.state[parameter]["momentum_buffer"] for parameter in parameters]
-            updates = self._run(grads, momenta)
+            updates = self.compute_fast(grads, momenta)
             # On a GPU, a _foreach function launches one kernel for all parameters.
             torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
             torch._foreach_sub_(parameters, updates, alpha=0.2 * group["lr"])
 
-    def _run(self, grads: list[Tensor], momenta: list[Tensor]) -> list[Tensor]:
-        """`_compute`, on a GPU as a CUDA graph, which takes a tenth of the time to start.
+    def compute_fast(self, grads: list[Tensor], momenta: list[Tensor]) -> list[Tensor]:
+        """`compute`, on a GPU as a CUDA graph, which takes a tenth of the time to start.
 
-        It reads the same memory in each step. The graph of a network leaves gradients there. If
-        they move, as without one, this step has no graph; if they do so often, none has.
+        A graph reads the same memory in each step. The graph of a network leaves gradients in
+        place, so there is one here, too. Without one, gradients move: then there is none.
         """
         addresses = [x.data_ptr() for x in (*grads, *momenta)]
         if addresses != self.addresses:
-            self.addresses, self.graph, self.changes = addresses, None, self.changes + 1
-            return self._compute(grads, momenta)
-        if not grads[0].is_cuda or self.changes > 2:
-            return self._compute(grads, momenta)
-        if self.graph is None:
-            self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph):
-                self.updates = self._compute(grads, momenta)
-        self.graph.replay()
-        return self.updates
+            self.addresses, self.graph, self.moves = addresses, None, self.moves + 1
+        elif grads[0].is_cuda and self.moves <= 2:
+            if self.graph is None:
+                self.graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(self.graph):
+                    self.updates = self.compute(grads, momenta)
+            self.graph.replay()
+            return self.updates
+        return self.compute(grads, momenta)
 
-    def _compute(self, grads: list[Tensor], momenta: list[Tensor]) -> list[Tensor]:
-        """Move the momenta on; the updates, of all matrices of one shape together."""
+    def compute(self, grads: list[Tensor], momenta: list[Tensor]) -> list[Tensor]:
+        """Move the momenta on. Returns the updates."""
         torch._foreach_lerp_(momenta, grads, 1 - self.MOMENTUM)
         nesterov = torch._foreach_lerp(grads, momenta, self.MOMENTUM)
         updates = list(nesterov)
-        for R, C in {x.shape[-2:] for x in nesterov}:
+        for R, C in {x.shape[-2:] for x in nesterov}:  # all matrices of one shape together
             places = [i for i, x in enumerate(nesterov) if x.shape[-2:] == (R, C)]
             stacks = [nesterov[i].reshape(-1, R, C) for i in places]
             update_NRC = orthogonalize(torch.cat(stacks), self.dtype)
@@ -167,10 +175,10 @@ class Muon(Optimizer):
 def orthogonalize(x_NRC: Tensor, dtype: torch.dtype) -> Tensor:
     """Move the singular values of N matrices close to 1, by three Newton-Schulz iterations.
 
-    x_NRC to x_NRC. An iteration multiplies X by a polynomial Q of its Gram matrix G = X Xᵀ, which
-    becomes Q G Q. So if G is smaller, it is enough to iterate on G. Singular values above
-    0.018 √‖G‖ end between 0.68 and 1.21; smaller ones grow by a factor of up to 41 / √‖G‖.
-    `dtype` is that of the products.
+    x_NRC to x_NRC; `dtype` is that of the products. An iteration multiplies X by a polynomial Q of
+    its Gram matrix G = X Xᵀ, which becomes Q G Q. So if G is smaller, it is enough to iterate on G.
+    Singular values above 0.018 √‖G‖ end between 0.68 and 1.21; smaller ones grow by a factor of up
+    to 41 / √‖G‖.
     """
     if x_NRC.size(1) > x_NRC.size(2):
         return orthogonalize(x_NRC.mT, dtype).mT

@@ -1,4 +1,4 @@
-"""A trained model for Python, and for sample.py: it writes, measures a loss, predicts.
+"""A trained model, for Python and for sample.py: it writes, measures a loss, predicts.
 
 Shapes: N characters of a text, B windows of it, T time, V vocabulary.
 """
@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from configs.flags import make_config
 from configs.settings import DeviceConfig, TrainConfig
@@ -31,8 +30,8 @@ class TrainedModel:
     def __init__(
         self, path: Path, device: str = "auto", dtype: str = "auto", texts: int = 1
     ) -> None:
-        """The network of a checkpoint, to write so many texts at once."""
-        saved, self.path = checkpoint.load(path), path
+        """Load the network of a checkpoint, to write so many texts at once."""
+        saved = checkpoint.load(path)
         self.network, self.vocab = checkpoint.load_model(saved), saved.vocab
         self.tokenizer = CharTokenizer(saved.vocab)
         self.encoding = make_config(TrainConfig, saved.config).encoding  # of the corpus
@@ -42,7 +41,7 @@ class TrainedModel:
         self.about = f"{path}, step {saved.step}, on {self.machine.device}"
 
     def write(self, prompt: str = "", length: int = 500, stop: str = "", **settings) -> str:
-        """The prompt and so many characters more, or fewer, until `stop`.
+        """Return the prompt and so many characters more, or fewer if `stop` comes before.
 
         `settings` are those of GenerationConfig: temperature, top_k, top_p, seed.
         """
@@ -52,7 +51,7 @@ class TrainedModel:
     def generate(
         self, prompt: str, config: GenerationConfig, stop: str = ""
     ) -> Iterator[tuple[int, str]]:
-        """(0, character) while the texts are written, then (i, text) for all but the first."""
+        """Yield (0, character) of the first text as it is written, then (i, text) of the others."""
         ids = self.tokenizer.encode(prompt or first_character(self.vocab), "the prompt").tolist()
         pieces = generate(self.network, self.vocab, ids, config, stop)
         while True:
@@ -63,22 +62,20 @@ class TrainedModel:
             yield piece
 
     def loss(self, text: str) -> float:
-        """Nats per character, of all but the first, measured as in an evaluation."""
+        """Return the nats per character, of all but the first, measured as in an evaluation."""
         ids_N = torch.from_numpy(self.tokenizer.encode(text))
         if len(ids_N) < 2:
             raise UserError(f"the text is {text!r}. A loss needs two characters or more.")
-        with torch.inference_mode():
-            return evaluate(self.network, self.batches(ids_N), self.machine)
-
-    def batches(self, ids_N: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """x_BT and y_BT of windows that cover a text."""
         chars = self.machine.eval_batch_chars(len(self.vocab))
+        batches = []
         for starts_B, T in cut_windows(len(ids_N), self.network.config.block_size, chars):
             positions_BT = torch.from_numpy(starts_B)[:, None] + torch.arange(T)
-            yield ids_N[positions_BT], ids_N[positions_BT + 1]
+            batches.append((ids_N[positions_BT], ids_N[positions_BT + 1]))
+        with torch.inference_mode():
+            return evaluate(self.network, batches, self.machine)
 
     def probs(self, text: str = "") -> dict[str, float]:
-        """How probable each character is to come next, the likeliest first, at temperature 1."""
+        """Return how probable each character is to come next, the likeliest first."""
         ids_T = self.tokenizer.encode(text or first_character(self.vocab))
         ids_T = torch.from_numpy(ids_T[-self.network.config.block_size :]).to(self.machine.device)
         with torch.inference_mode(), self.machine.autocast():
@@ -87,6 +84,6 @@ class TrainedModel:
         return {self.vocab[i]: probs_V[i].item() for i in order_V}
 
     def attention_page(self, text: str) -> str:
-        """An HTML page that holds the network, and shows what it does with the text."""
+        """Return an HTML page that holds the network, and shows what it does with the text."""
         ids = self.tokenizer.encode(text).tolist()
         return attention_page(self.network, self.vocab, ids, self.about)

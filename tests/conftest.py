@@ -23,7 +23,7 @@ from tensorboard.summary.writer import event_file_writer
 
 import train
 from model import networks
-from model.run import report
+from model.run import run as run_module
 
 # Tests do not depend on the machine, except test_gpu.py.
 GPUS = "CUDA_VISIBLE_DEVICES"
@@ -72,7 +72,7 @@ def working_in(folder: Path) -> Iterator[Path]:
         features = dict(getattr(torch.cpu, "get_capabilities", dict)())  # not in PyTorch 2.9
         features |= {"avx512_bf16": False, "amx_bf16": AUTO_DTYPE == "bfloat16"}
         patch.setattr(torch.cpu, "get_capabilities", lambda: features, raising=False)
-        patch.setattr(report, "SAMPLE_CHARS", 6)  # sampling would take most of the time
+        patch.setattr(run_module, "SAMPLE_CHARS", 6)  # sampling would take most of the time
         yield folder
 
 

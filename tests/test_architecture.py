@@ -22,7 +22,6 @@ MAY_IMPORT = {
     "configs": {"configs"},
     "data": {"configs", "data", "model.system"},
     "model": {"configs", *MATHEMATICS},
-    "model/generate.py": {"configs", "model.inspect.check", *MATHEMATICS},
     "model/trained.py": {"configs", "data", "model"},
     "model/networks": {"configs.settings", "model.attention", "model.layers"},
     "model/networks/__init__.py": {"configs.settings", "model.system.errors"},

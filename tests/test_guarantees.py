@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
 from functools import partial
 from multiprocessing import Process
 from pathlib import Path
@@ -24,9 +24,9 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 
 import sample
 import train
-from configs.flags import ConfigParser
 from configs.settings import TrainConfig
-from model.run import checkpoint, report
+from model.run import checkpoint
+from model.run.run import Run
 from model.system import device
 from tests.conftest import (
     ROOT,
@@ -58,7 +58,6 @@ def assert_intact(run: Path) -> None:
     best = checkpoint.load(run / "best.pt")
     assert best.best_val_loss == best.val_loss == pytest.approx(min(loss for _, loss in val))
     assert best.step == best.best_step == min(val, key=lambda point: point[1])[0]
-    assert not list(run.glob("*.tmp"))
 
 
 @pytest.mark.parametrize(
@@ -72,7 +71,7 @@ def test_a_killed_and_resumed_run_equals_an_uninterrupted_run(
     monkeypatch.setattr(train, "AVERAGE_FROM", 3)
     flags = f"--network={network} --max_iters=8 --eval_interval=4 --log_interval=1 --dropout=0.2"
     flags += f" --gradient_accumulation_steps=2 --ema_decay={decay} --out_dir="
-    fsync, write, log_sample = os.fsync, RecordWriter.write, report.log_sample
+    fsync, write, log_sample = os.fsync, RecordWriter.write, Run.log_sample
     copies, whole = [], Path("whole")
 
     def copy_run(_=None):
@@ -83,9 +82,9 @@ def test_a_killed_and_resumed_run_equals_an_uninterrupted_run(
             copy_run()
         fsync(file)
 
-    def copy_run_and_log_sample(*args):  # it is evaluated, but not yet saved
+    def copy_run_and_log_sample(run):  # it is evaluated, but not yet saved
         copy_run()
-        log_sample(*args)
+        log_sample(run)
 
     def write_slowly(*args):  # to the event files: each save must wait for them
         time.sleep(0.005)
@@ -94,7 +93,7 @@ def test_a_killed_and_resumed_run_equals_an_uninterrupted_run(
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", copy_run_and_sync)
         patch.setattr(RecordWriter, "write", write_slowly)
-        patch.setattr(report, "log_sample", copy_run_and_log_sample)
+        patch.setattr(Run, "log_sample", copy_run_and_log_sample)
         at_steps(patch, [2, 5], copy_run)
         after_each_save(patch, copy_run)
         assert tiny(f"{flags}whole") == 0
@@ -104,7 +103,6 @@ def test_a_killed_and_resumed_run_equals_an_uninterrupted_run(
     saved = {checkpoint.load(path).step for path in files if path.name == "last.pt"}
     assert saved == (set(range(9)) if save_seconds == 0 else {0, 4, 8})
     for copy in copies:
-        (copy / f"best.pt.{'0' * 32}.tmp").touch()  # of another process
         if not (copy / "last.pt").exists():  # then it is started again, in a new directory
             assert tiny(f"{flags}{copy}") == 2
             shutil.rmtree(copy)
@@ -113,11 +111,21 @@ def test_a_killed_and_resumed_run_equals_an_uninterrupted_run(
         assert_same_run(whole, copy)
         assert_intact(copy)
         assert (copy / "config.toml").read_text() == (whole / "config.toml").read_text()
-        assert [step for step, _ in curve(copy, "train")] == list(range(8))
+        assert [step for step, _ in curve(copy, "train")] == list(range(1, 9))
 
 
 def stop_by(number: int) -> Callable:
     return lambda *_: os.kill(os.getpid(), number)
+
+
+def stop_before_the_first_step(patch: pytest.MonkeyPatch, number: int) -> None:
+    steps = Run.steps
+
+    def stop_and_begin(run):
+        os.kill(os.getpid(), number)
+        return steps(run)
+
+    patch.setattr(Run, "steps", stop_and_begin)
 
 
 def test_a_signal_saves_and_tells_how_to_resume(tiny, monkeypatch, capsys):
@@ -129,40 +137,20 @@ def test_a_signal_saves_and_tells_how_to_resume(tiny, monkeypatch, capsys):
         with monkeypatch.context() as patch:
             at_steps(patch, [step - 1], stop_by(number))
             if step == 0:
-                patch.setattr(report, "warn_of_mistake", stop_by(number))
+                stop_before_the_first_step(patch, number)
             capsys.readouterr()
             assert tiny(f"{flags}{name}") == 128 + number
         output = capsys.readouterr().out
         assert f"resume  python train.py --resume {name}\n" in output
-        assert output.count("--which last") == (0 if step > 8 else 2)  # best.pt is of step 0
+        assert (run / "best.pt").exists() == (step > 8)  # that of step 0 has learned nothing
+        assert sample.main([name, "--max_new_tokens=3"]) == 0
         assert checkpoint.load(run / "last.pt").step == step
         steps = []  # none is made again
         with monkeypatch.context() as patch:
             at_steps(patch, range(99), steps.append)
             assert train.main(["--resume", name]) == 0
         assert len(steps) == 16 - step
-        speeds = [at for at, _ in curve(run, "val", "speed/chars_per_second")]
-        assert speeds == ([16] if step == 8 else [8, 16])  # none of an evaluation without steps
         assert_same_run(Path("whole"), run)
-
-
-def test_a_run_in_a_thread_catches_no_signals(tiny):
-    """As in a notebook or behind a web page."""
-    with ThreadPoolExecutor() as pool:
-        assert pool.submit(tiny, "--max_iters=3 --out_dir=run").result() == 0
-    assert summary(Path("run"))["iters"] == 3
-
-
-def test_a_signal_in_the_last_evaluation_changes_nothing(tiny, monkeypatch):
-    """The run is complete, so a command after && runs."""
-
-    def stop(logger, model, corpus, step):
-        if step == 4:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    monkeypatch.setattr(report, "log_sample", stop)
-    assert tiny("--max_iters=4 --eval_interval=2 --out_dir=run") == 0
-    assert summary(Path("run"))["iters"] == checkpoint.load("run/last.pt").val_step == 4
 
 
 def test_a_run_directory_in_use_is_refused(tiny, monkeypatch, capsys):
@@ -184,8 +172,8 @@ def run_process(variables: dict[str, str], flags: str, edit: Callable | None) ->
     device.CPU_EVAL_CHARS = 64  # several batches for each process
     if edit is not None:
         edit(rank)
-    flags += " --data=text.txt --dtype=float32 --log_interval=1"
-    sizes = [] if "--resume" in flags else TINY
+    flags += " --data=text.txt --dtype=float32"
+    sizes = [] if "--resume" in flags else [*TINY, "--log_interval=1"]
     sys.exit(train.main([*sizes, *flags.split()]))
 
 
@@ -348,10 +336,19 @@ def test_an_error_in_one_process_ends_all(train_in_two):
     assert Path("left0").exists() and Path("left1").exists()
 
 
+def test_weights_that_are_not_finite_are_never_saved(tiny, monkeypatch, capsys):
+    """Also if a signal comes before the next loss."""
+    at_steps(monkeypatch, [7], lambda model: model.head.weight.data[0].fill_(torch.nan))
+    at_steps(monkeypatch, [7], stop_by(signal.SIGINT))
+    assert tiny("--max_iters=20 --out_dir=run") == 1
+    assert "the sum of the weights is nan at step 8" in capsys.readouterr().err
+    assert checkpoint.load("run/last.pt").step == 0
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("--log_interval=1", r"gradient norm is (nan|inf) at step 7\."),
+        ("--log_interval=1", r"training loss is nan at step 9\."),
         ("--log_interval=10 --eval_interval=99", r"training loss is nan at step 10\."),
         ("--log_interval=99 --eval_interval=5", r"validation loss is nan at step 10\."),
     ],
@@ -360,7 +357,7 @@ def test_divergence_is_found_at_the_next_log_or_evaluation(
     tiny, monkeypatch, capsys, overflow_at, flags, message
 ):
     steps = []
-    if "norm" in message:
+    if "step 9" in message:
         overflow_at([7])
     else:
         at_steps(monkeypatch, [7], lambda model: model.head.weight.data.fill_(torch.nan))
@@ -374,6 +371,8 @@ def test_divergence_is_found_at_the_next_log_or_evaluation(
         assert all(weight.isfinite().all() for weight in saved.model.values())
 
 
+# TensorBoard's threads fail, too.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("room", [0, 10_000], ids=["no room", "no room for a checkpoint"])
 def test_full_disk_ends_run_but_keeps_saved_files(tiny, capsys, room):
     assert tiny("--max_iters=4 --out_dir=run") == 0
@@ -400,7 +399,7 @@ def test_a_damaged_checkpoint_is_refused_by_name(trained_run, capsys):
     for bit in np.random.default_rng(0).integers(8 * len(content), size=30):
         Path("run/last.pt").write_bytes(flip(content, int(bit)))
         assert train.main(["--resume", "run"]) == 2
-        assert "error: run/last.pt is not a checkpoint" in capsys.readouterr().err
+        assert "error: run/last.pt is damaged, or not a checkpoint" in capsys.readouterr().err
     assert sample.main(["run", "--max_new_tokens", "3"]) == 0
 
 
@@ -425,7 +424,7 @@ def write(content: bytes) -> str:
 
 BYTES = st.binary(max_size=60)
 BYTES |= st.text(max_size=60).map(lambda text: text.encode("utf-8", "surrogatepass"))
-KEYS = st.sampled_from(list(ConfigParser(TrainConfig, "", "").keys))
+KEYS = st.sampled_from([field.name for field in fields(TrainConfig)])
 TOML_VALUES = st.integers().map(str) | st.floats().map(str)
 TOML_VALUES |= st.sampled_from(["true", "'x'", "[1]", "{a.b = 1}", "1" * 5000])
 TOML = st.builds("{} = {}".format, KEYS, TOML_VALUES).map(str.encode)
@@ -464,11 +463,3 @@ def test_several_processes_do_not_share_standard_input(text_file):
         _, errors = process.communicate(timeout=120)
         assert process.returncode == 2
         assert "several processes cannot read the same stream" in errors
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_before_the_first_save_leaves_no_empty_folder(tiny, monkeypatch, number):
-    """A cluster stops jobs by SIGTERM."""
-    monkeypatch.setattr(train, "make_optimizers", lambda *_, **__: os.kill(os.getpid(), number))
-    assert tiny("--max_iters=3") == 130  # as after Ctrl-C
-    assert not list(Path("runs").iterdir())

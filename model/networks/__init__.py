@@ -1,4 +1,4 @@
-"""What all networks share: their settings, their interface, how they are found by name.
+"""What all networks share: their interface, how they are found by name and made.
 
 A network is a file in model/networks/. Its class GPT is a module, made by GPT(config, vocab_size)
 with a GPTConfig, which it keeps as `config`. It has
@@ -10,7 +10,6 @@ with a GPTConfig, which it keeps as `config`. It has
 - blocks, an nn.ModuleList: the matrices in it are for Muon, all other parameters for AdamW.
 - max_length, how many characters it can read at once; None: any number. With positions in a table
   it is block_size; such a network leaves out the cache.
-- settings, the names of the GPTConfig keys below `dropout` that it uses, such as ("bias",).
 
 `make_network` makes it, and adds vocab_size. Its first loss should be near ln V. Whatever it
 remembers from one training step to the next must be in its state dict, or resuming is not exact.
@@ -22,7 +21,7 @@ Shapes: B batch, T time (characters), V vocabulary.
 import contextlib
 import importlib
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 from torch import nn
@@ -31,25 +30,6 @@ from configs.settings import GPTConfig
 from model.system.errors import UserError
 
 FOLDER = Path(__file__).parent
-COMMON = ("network", "n_layer", "n_head", "n_embd", "block_size", "dropout")  # of every network
-
-
-def require_consistent(config: GPTConfig) -> None:
-    """Raise UserError if the settings do not fit together."""
-    known = (*COMMON, *network_class(config.network).settings)
-    for field in fields(GPTConfig):
-        value = getattr(config, field.name)
-        if value != field.default and field.name not in known:
-            raise UserError(
-                f"{field.name} is {value}, but it is not in the settings of the network "
-                f"{config.network} (model/networks/{config.network}.py)."
-            )
-    if config.n_embd % (2 * (heads := count_heads(config))):
-        nearest = max(1, round(config.n_embd / (2 * heads))) * 2 * heads
-        raise UserError(
-            f"n_embd is {config.n_embd}, which {heads} heads cannot divide into even widths. "
-            f"--n_embd {nearest} --n_head {heads} fits."
-        )
 
 
 def network_names() -> list[str]:
@@ -58,16 +38,33 @@ def network_names() -> list[str]:
 
 
 def network_class(name: str) -> type[nn.Module]:
-    """The class GPT of a network's file."""
+    """The class GPT of a network's file. Raises UserError if there is no such file."""
     if name not in network_names():
         names = ", ".join(network_names())
         raise UserError(f"network is {name!r}. Those in {FOLDER}: {names}.")
     return importlib.import_module(f"model.networks.{name}").GPT
 
 
+def make_network(config: GPTConfig, vocab_size: int) -> nn.Module:
+    """The network that `config` names, with new weights."""
+    config = replace(config, n_head=count_heads(config))
+    model = network_class(config.network)(config, vocab_size)
+    model.vocab_size = vocab_size
+    return model
+
+
 def count_heads(config: GPTConfig) -> int:
-    """The number of heads: `n_head`, or for 0 one for 64 channels."""
-    return config.n_head or max(1, config.n_embd // 64)
+    """The number of heads in a block: `n_head`, or if that is 0, one for 64 channels.
+
+    Raises UserError if the heads cannot divide the channels into even widths.
+    """
+    heads = config.n_head or max(1, config.n_embd // 64)
+    if config.n_embd % (2 * heads):
+        raise UserError(
+            f"n_embd is {config.n_embd}. It must be a multiple of {2 * heads}, "
+            f"twice the number of heads, which is {heads} (--n_head)."
+        )
+    return heads
 
 
 def count_parameters(model: nn.Module) -> int:
@@ -77,19 +74,10 @@ def count_parameters(model: nn.Module) -> int:
 
 @contextlib.contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Inside, the model is in eval mode; afterwards in the mode that it had before."""
-    modes = [(module, module.training) for module in model.modules()]
+    """Inside, the model is in eval mode; afterwards it is in the mode that it had before."""
+    was_training = model.training
     model.eval()
     try:
         yield
     finally:
-        for module, mode in modes:
-            module.training = mode
-
-
-def make_network(config: GPTConfig, vocab_size: int) -> nn.Module:
-    """The network that `config` names, with new weights."""
-    config = replace(config, n_head=count_heads(config))
-    model = network_class(config.network)(config, vocab_size)
-    model.vocab_size = vocab_size
-    return model
+        model.train(was_training)

@@ -152,7 +152,6 @@ class GPT(nn.Module):
     """A decoder-only transformer with rotary positions instead of a position embedding."""
 
     max_length = None  # reads texts of any length, since positions are relative
-    settings = ()
 
     def __init__(self, config: GPTConfig, vocab_size: int) -> None:
         super().__init__()

@@ -1,206 +1,295 @@
-"""What a training run does beside training: its clock, evaluations, saving, logs, its end.
+"""What a run does beside its training steps, which are in train.py: evaluate, save, log, end."""
 
-The loop is in train.py.
-"""
-
+import copy
+import json
+import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from textwrap import indent
 
-from torch import Tensor
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.amp import GradScaler
+from torch.optim import Optimizer
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
 
 from configs.flags import to_dict, to_toml
 from configs.settings import TrainConfig
 from data.corpus import Corpus
+from model.generate import GenerationConfig, first_character, generate
+from model.inspect.maps import MAP_CHARS, draw_weights
+from model.inspect.record import record_attention
 from model.loss import evaluate
-from model.run import checkpoint, report
-from model.run.checkpoint import Learner, RunState
-from model.run.logger import Logger
-from model.system.device import Machine, seed_all
-from model.system.errors import require_finite
+from model.networks import count_parameters, eval_mode
+from model.run import checkpoint
+from model.run.checkpoint import Checkpoint, RunState
+from model.system.device import Machine
+from model.system.errors import print_line, quote, require_finite
 from model.system.files import atomic_write
-from model.system.processes import Processes, catch_signals
 
 SAVE_SECONDS = 600  # last.pt is saved at least so often
-LONG_EVALUATION = 10  # seconds; before one that takes longer, last.pt is saved
-CONFIG_HEAD = "# python train.py THIS_FILE uses these settings. --resume reads last.pt instead.\n\n"
-
-
-class Clock:
-    """The time of a run, which --minutes limits, and its speed."""
-
-    def __init__(self, config: TrainConfig, state: RunState, processes: Processes) -> None:
-        self.config, self.state = config, state
-        self.processes, self.earlier_seconds = processes, state.seconds
-        self.lap_step, self.lap_time = state.step, time.perf_counter()  # of the latest evaluation
-
-    def seconds(self) -> float:
-        """How long the run has taken, earlier commands included."""
-        return self.earlier_seconds + self.processes.seconds()
-
-    def chars_per_second(self) -> float:
-        """The speed of the steps since the latest evaluation; if there are none, that of before."""
-        seconds = max(time.perf_counter() - self.lap_time, 1e-9)
-        chars = (self.state.step - self.lap_step) * self.config.batch_size * self.config.block_size
-        return chars / seconds if chars else self.state.chars_per_second
-
-    def progress(self) -> float:
-        """How much of the run is done, up to 1: of its steps or of its time, whichever is more.
-
-        Time is left for the last evaluation. The first step is always made.
-        """
-        state, start = self.state, self.state.start_seconds
-        progress = state.step / self.config.max_iters
-        if self.config.minutes and state.step > 0:
-            available = 60 * self.config.minutes - state.eval_seconds - start
-            passed = self.seconds() - start
-            progress = max(progress, passed / available if available > 0 else 1.0)
-        return min(progress, 1.0)
-
-    def end_evaluation(self, start_time: float) -> None:
-        """Note how long it took; the speed is measured from here on."""
-        state = self.state
-        self.lap_step, self.lap_time = state.step, time.perf_counter()
-        state.eval_seconds = self.lap_time - start_time
-        if state.step == 0:
-            state.start_seconds = self.seconds()
+SAMPLE_CHARS = 80  # how long the sample after an evaluation is
 
 
 @dataclass
 class Run:
-    """What a run does between its training steps: evaluate, save, log, end.
-
-    Each process has one; that of the main process writes and prints. `update`, `evaluate` and `log`
-    exchange values, so all processes call them together.
-    """
+    """A training run. Each process has one; that of the main process prints and writes files."""
 
     config: TrainConfig
-    state: RunState
-    learner: Learner
-    run_dir: Path
     corpus: Corpus
     machine: Machine
-    clock: Clock
-    signals: Sequence[int]  # those received so far
-    logger: Logger | None = None  # only the main process has one
+    run_dir: Path
+    model: nn.Module  # what is trained
+    average: nn.Module  # what is evaluated, saved and sampled: an average, or the model itself
+    optimizers: list[Optimizer]
+    scaler: GradScaler
+    state: RunState = field(default_factory=RunState)
+    signals: Sequence[int] = ()  # those received so far
+    signal: int = 0  # the one that ends the run
     progress: float = 0.0  # how much of the run is done, up to 1
-    signal: int = 0  # the number of the signal that ends the run
+    logs: dict[str, SummaryWriter] = field(default_factory=dict)  # TensorBoard's: train, val
+
+    def start(self, saved: Checkpoint) -> None:
+        """Begin with what `saved` holds: a whole run, only weights (--init_from), or nothing."""
+        self.restore(saved)
+        self.is_main = self.machine.processes.is_main
+        self.loss_sum = torch.tensor(self.state.loss_sum, device=self.machine.device)
+        self.earlier_seconds = self.state.seconds  # of earlier commands
+        if self.is_main:
+            self.print_header()
+            self.open_logs()
+        is_hidden = None if self.is_main else True  # None: if there is no terminal
+        self.bar = tqdm(initial=self.state.step, unit="step", dynamic_ncols=True, disable=is_hidden)
+
+    def print_header(self) -> None:
+        """Print what is trained, on what, and where the results go."""
+        config, corpus = self.config, self.corpus
+        size = f"n_layer {config.n_layer}, n_head {config.n_head}, n_embd {config.n_embd}"
+        batch = f"batch_size {config.batch_size}, block_size {config.block_size}"
+        times = config.max_iters * config.batch_size * config.block_size / corpus.train_chars
+        lines = [
+            f"device  {self.machine}",
+            f"corpus  {corpus}",
+            *[f"warning: {sentence}" for sentence in corpus.warnings],
+            f"model   {config.network}, {size}: {count_parameters(self.model):,} parameters",
+            f"train   max_iters {config.max_iters}, {batch}: up to {times:.1f} times the text",
+            f"run     {quote(self.run_dir)}; config.toml there has all settings",
+        ]
+        print_line("\n".join(lines), sys.stdout)
+
+    def open_logs(self) -> None:
+        """Write config.toml. Open TensorBoard's files: "train" and "val" share a chart."""
+        with atomic_write(self.run_dir / "config.toml") as file:
+            file.write(to_toml(replace(self.config, device=self.machine.device.type)).encode())
+        # A killed run may have logged more steps than it has saved. They are dropped, since the
+        # resumed run logs them again: the steps from purge_step on.
+        step, val_step = self.state.step, self.state.val_step
+        next_val = step + 1 if step == val_step else step
+        for split, next_step in {"train": step + 1, "val": next_val}.items():
+            self.logs[split] = SummaryWriter(str(self.run_dir / split), purge_step=next_step)
+
+    def steps(self) -> Iterator[int]:
+        """Yield the number of each training step. Between the steps, evaluate and save."""
+        self.lap_step, self.lap_time = self.state.step, time.perf_counter()  # for the speed
+        self.update()
+        while True:
+            step = self.state.step
+            is_due = step % self.config.eval_interval == 0 or self.progress >= 1
+            if is_due and step != self.state.val_step and not self.signal:
+                self.evaluate()
+                self.update()
+            if self.progress >= 1 or self.signal:
+                return
+            yield step
+            self.state.step += 1
+            self.update()
+            if self.seconds() - self.state.seconds > SAVE_SECONDS:
+                self.save()
+                if self.is_main and self.bar.disable:  # a log file or a notebook
+                    print_line(f"step {self.state.step:>6}  saved  {self.clock()}", sys.stdout)
+
+    def seconds(self) -> float:
+        """Return how long the run has taken, earlier commands included."""
+        return self.earlier_seconds + self.machine.processes.seconds()
+
+    def clock(self) -> str:
+        """Say how long the run has taken and, once steps are made, how long it will take."""
+        seconds = self.seconds()
+        if not 0 < self.progress < 1:
+            return show_time(seconds)
+        left = (seconds - self.state.start_seconds) * (1 / self.progress - 1)
+        return f"{show_time(seconds)}, {show_time(left)} left"
 
     def update(self) -> None:
-        """Look at the clock and for signals: the same in all processes."""
+        """Look at the clock and for signals. All processes come to the same result."""
+        state = self.state
+        progress = state.step / self.config.max_iters
+        if self.config.minutes and state.step > 0:  # the first step is always made
+            seconds = self.seconds() - state.start_seconds
+            available = 60 * self.config.minutes - state.start_seconds - state.eval_seconds
+            progress = max(progress, seconds / max(available, 1e-9))
         received = max(self.signals, default=0)
-        progress, signal = self.machine.processes.max(self.clock.progress(), received)
-        # It never falls, although evaluations may take longer and longer.
+        progress, signal = self.machine.processes.max(min(progress, 1.0), received)
+        # Progress never falls, even if an evaluation takes less time than the one before.
         self.progress, self.signal = max(self.progress, progress), int(signal)
-        if self.logger:
-            self.logger.show_progress(self.state.step, self.progress)
-
-    def is_over(self) -> bool:
-        """Whether max_iters, --minutes or a signal ends the run before the next step."""
-        return self.progress >= 1 or self.signal > 0
-
-    def evaluation_is_due(self) -> bool:
-        """Whether the run is at its start, the end of an interval or its end, not evaluated yet."""
-        step = self.state.step
-        is_boundary = self.progress >= 1 or step % self.config.eval_interval == 0
-        return is_boundary and step != self.state.val_step and not self.signal
+        self.bar.total = round(state.step / self.progress) if state.step else self.config.max_iters
+        self.bar.update(state.step - self.bar.n)
 
     def evaluate(self) -> None:
-        """Measure the validation loss, report it with a sample and attention maps, save."""
-        state, average = self.state, self.learner.average
-        self.machine.synchronize()  # a GPU may have steps to do
+        """Measure the validation loss, report it, save."""
+        state, config = self.state, self.config
+        self.machine.synchronize()  # a GPU may still have steps to do
         start_time = time.perf_counter()
-        if state.eval_seconds > LONG_EVALUATION:
-            self.save()
-        state.chars_per_second = self.clock.chars_per_second()
-        chars = self.machine.eval_batch_chars(average.vocab_size)
-        batches = self.corpus.eval_batches(self.config.block_size, chars, self.machine.processes)
-        seed_all(0)  # for a network that draws random numbers here, too
-        val_loss = evaluate(average, batches, self.machine)
-        require_finite("validation loss", val_loss, state.step)
-        is_best = state.record_evaluation(val_loss)
-        if self.logger:
-            report.log_evaluation(self.logger, state)
-            report.log_sample(self.logger, average, self.corpus, state.step)
-            report.log_maps(self.logger, average, self.corpus, state.step)
-        self.clock.end_evaluation(start_time)  # so that last.pt knows it
+        if steps := state.step - self.lap_step:
+            chars = steps * config.batch_size * config.block_size
+            state.chars_per_second = chars / (start_time - self.lap_time)
+        batch_chars = self.machine.eval_batch_chars(len(self.corpus.tokenizer.vocab))
+        batches = self.corpus.eval_batches(config.block_size, batch_chars, self.machine.processes)
+        state.val_loss, state.val_step = evaluate(self.average, batches, self.machine), state.step
+        require_finite("validation loss", state.val_loss, state.step)
+        is_guess = state.step == 0 and config.init_from is None  # of a new network
+        is_lowest = state.best_val_loss is None or state.val_loss < state.best_val_loss
+        is_best = is_lowest and not is_guess
+        if is_best:
+            state.best_val_loss, state.best_step = state.val_loss, state.step
+        if self.is_main:
+            self.log_evaluation(is_best)
+        state.eval_seconds = time.perf_counter() - start_time
+        if state.step == 0:
+            state.start_seconds = self.seconds()
         self.save(is_best)
-        self.clock.end_evaluation(start_time)  # saving included
-        if self.progress < 1:  # a complete run does not end because of a signal
-            self.update()
+        self.lap_step, self.lap_time = state.step, time.perf_counter()
 
-    def log(self, loss: Tensor, grad_norm: Tensor, lr: float) -> None:
-        """Add a point to the training curves. Reading a value waits for the device."""
-        processes = self.machine.processes
-        mean_loss = processes.sum(loss.item()) / processes.world_size
-        require_finite("training loss", mean_loss, self.state.step)
-        if not self.learner.scaler.is_enabled():  # in float16 it may overflow
-            require_finite("gradient norm", grad_norm.item(), self.state.step)
-        if self.logger:
-            report.log_step(self.logger, self.state.step, mean_loss, grad_norm.item(), lr)
+    def log_evaluation(self, is_best: bool) -> None:
+        """Print the losses. Add the validation loss, a sample and attention maps to TensorBoard."""
+        state = self.state
+        line = f"step {state.step:>6}"
+        if state.train_loss is not None:
+            line += f"  train loss {state.train_loss:.4f}"
+        line += f"  val loss {state.val_loss:.4f}"
+        if state.chars_per_second > 0:
+            line += f"  {state.chars_per_second:>9,.0f} characters/s"
+        line += f"  {self.clock()}"
+        if is_best:
+            line += "  best so far"
+        print_line(line, sys.stdout)
+        self.logs["val"].add_scalar("loss", state.val_loss, state.step)
+        self.log_sample()
+        self.log_maps()
 
-    def save_if_due(self) -> None:
-        """Write last.pt every ten minutes."""
-        if self.clock.seconds() - self.state.seconds > SAVE_SECONDS:
-            self.save()
+    def log_sample(self) -> None:
+        """Show a text that the model writes."""
+        model, vocab = self.average, self.corpus.tokenizer.vocab
+        if self.machine.device.type == "cuda":  # it starts about 200 kernels for each character
+            model = copy.deepcopy(model).cpu()
+        prompt, config = [vocab.index(first_character(vocab))], GenerationConfig(SAMPLE_CHARS)
+        sample = "".join(piece for _, piece in generate(model, vocab, prompt, config))
+        code = indent(sample, "    ", lambda line: True)  # in Markdown, shown as it is
+        self.logs["val"].add_text("sample", code, self.state.step)
+        if sys.stdout.isatty():
+            print_line(f"     {' '.join(sample.split())[:70]}", sys.stdout)
+
+    @torch.no_grad()
+    def log_maps(self) -> None:
+        """Draw what each head looks at in the first characters of the validation text."""
+        length = min(self.config.block_size, MAP_CHARS)
+        x_BT, _ = self.corpus.gather_examples(np.array([self.corpus.train_chars]), length)
+        text = "".join(self.corpus.tokenizer.vocab[id_] for id_ in x_BT[0])
+        with eval_mode(self.average), record_attention(self.average) as calls:
+            self.average(x_BT.to(self.machine.device))
+        for block, call in calls:
+            for head, weights_TT in enumerate(call.weights_BHTS[0].float().cpu(), start=1):
+                image_HWC = draw_weights(weights_TT, text)
+                tag = f"map/block {block}, head {head}"
+                self.logs["val"].add_image(tag, image_HWC, self.state.step, dataformats="HWC")
+
+    def log_training(self, grad_norm: Tensor, lr: float) -> None:
+        """After every log_interval steps, add their mean loss to the training curve."""
+        step, processes = self.state.step + 1, self.machine.processes
+        if step % self.config.log_interval > 0:
+            return
+        loss_sum = processes.sum(self.loss_sum.item()) / processes.world_size
+        loss = self.state.train_loss = loss_sum / self.config.log_interval
+        self.loss_sum.zero_()
+        require_finite("training loss", loss, step)
+        self.bar.set_postfix_str(f"loss {loss:.3f}", refresh=False)
+        if self.is_main:
+            self.logs["train"].add_scalar("loss", loss, step)
+            self.logs["train"].add_scalar("optimizer/learning_rate", lr, step)
+            self.logs["train"].add_scalar("optimizer/grad_norm", grad_norm.item(), step)
 
     def save(self, is_best: bool = False) -> None:
-        """Write last.pt; if this is the best model so far, before it best.pt."""
-        self.state.seconds = self.clock.seconds()
-        if not self.machine.processes.is_main:
+        """Write last.pt. If this is the best model so far, write best.pt first."""
+        self.state.seconds, self.state.loss_sum = self.seconds(), self.loss_sum.item()
+        if not self.is_main:
             return
-        saved = checkpoint.capture(
-            self.learner,
-            self.state,
+        weights = [*self.model.parameters(), *self.average.parameters()]
+        total = sum(weight.sum().item() for weight in weights)  # nan if one of them is
+        require_finite("sum of the weights", total, self.state.step)
+        for log in self.logs.values():  # before last.pt: a resumed run does not log these again
+            log.flush()
+        names = ("best.pt", "last.pt") if is_best else ("last.pt",)
+        saved = Checkpoint(
+            **vars(self.state),
             config=to_dict(self.config),
             vocab=self.corpus.tokenizer.vocab,
             data_sha256=self.corpus.sha256,
+            model=self.average.state_dict(),
+            trained={} if self.average is self.model else self.model.state_dict(),
+            optimizers=[optimizer.state_dict() for optimizer in self.optimizers],
+            scaler=self.scaler.state_dict(),
         )
-        if self.logger:
-            self.logger.flush()  # first: a resumed run does not log these steps again
-        names = ("best.pt", "last.pt") if is_best else ("last.pt",)
         checkpoint.save(saved, *(self.run_dir / name for name in names))
 
-    def finish(self, is_new: bool) -> None:
-        """Save what a signal has stopped; write and print what came of the run."""
+    def restore(self, saved: Checkpoint) -> None:
+        """The opposite of `save`, as far as `saved` holds something."""
+        if saved.model:
+            checkpoint.load_weights(saved, self.average)
+        self.model.load_state_dict(saved.trained or self.average.state_dict())
+        if saved.optimizers:
+            for optimizer, values in zip(self.optimizers, saved.optimizers, strict=True):
+                optimizer.load_state_dict(values)
+        if saved.scaler:
+            self.scaler.load_state_dict(saved.scaler)
+        self.state = RunState(**{f.name: getattr(saved, f.name) for f in fields(RunState)})
+
+    def finish(self) -> None:
+        """Save what a signal has stopped. Report the result, and what one may type next."""
         if self.signal:
             self.save()
-        if self.logger:
-            state, corpus, seconds = self.state, self.corpus, self.clock.seconds()
-            summary = report.summarize(state, seconds, corpus, self.machine, self.learner.model)
-            self.logger.write_summary(summary)
-            report.print_result(state, self.config, corpus, self.run_dir, is_new, self.signal)
+        if not self.is_main:
+            return
+        self.bar.close()
+        state, best, run = self.state, self.state.best_val_loss, quote(self.run_dir)
+        summary = vars(state) | {"parameters": count_parameters(self.model)}
+        summary |= {"device": str(self.machine.device), "dtype": self.machine.dtype_name}
+        summary |= {"train_chars": self.corpus.train_chars, "val_chars": self.corpus.val_chars}
+        with atomic_write(self.run_dir / "summary.json") as file:
+            file.write(json.dumps(summary, indent=2).encode() + b"\n")
+        lines = []
+        if best is not None:
+            lines.append(f"best    val loss {best:.4f} at step {state.best_step}")
+            if state.val_loss > best + 0.01:
+                lines.append(f"risen   to {state.val_loss:.4f} since: docs/guide.md, Overfitting")
+        if self.signal:
+            lines.append(f"stopped at step {state.step} by a signal; the checkpoint is saved")
+            lines.append(f"resume  python train.py --resume {run}")
+        lines.append(f"sample  python sample.py {run}")
+        lines.append(f"page    python sample.py {run} --attention page.html")
+        lines.append(f"watch   tensorboard --logdir {quote(self.run_dir.parent)}")
+        print_line("\n".join(lines), sys.stdout)
+
+    def close(self) -> None:
+        """Close the progress bar and TensorBoard's files."""
+        self.bar.close()
+        for log in self.logs.values():
+            log.close()
 
 
-@contextmanager
-def start_run(
-    config: TrainConfig,
-    state: RunState,
-    learner: Learner,
-    run_dir: Path,
-    corpus: Corpus,
-    machine: Machine,
-) -> Iterator[Run]:
-    """A run that begins, or goes on, at `state.step`.
-
-    Inside, it can be resumed, and a signal ends it once it is saved.
-    """
-    clock = Clock(config, state, machine.processes)
-    with catch_signals() as signals:
-        run = Run(config, state, learner, run_dir, corpus, machine, clock, signals)
-        run.save()
-        logger = Logger(run_dir, config, state) if machine.processes.is_main else None
-        with closing(logger) if logger else nullcontext():
-            run.logger = logger
-            if logger:
-                (run_dir / "summary.json").unlink(missing_ok=True)  # of an earlier command
-                settings = to_toml(replace(config, device=machine.device.type))
-                with atomic_write(run_dir / "config.toml") as file:
-                    file.write((CONFIG_HEAD + settings).encode())
-                logger.add_text("settings", state.step, settings)
-                if state.step == 0:
-                    report.warn_of_mistake(config, len(corpus.tokenizer.vocab))
-            run.update()
-            yield run
+def show_time(seconds: float) -> str:
+    """Return a time for a person, in seconds or minutes."""
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"

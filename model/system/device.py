@@ -4,23 +4,20 @@ import contextlib
 import ctypes
 import os
 import random
-import re
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from configs.settings import CompileConfig, DeviceConfig, TrainConfig
-from model.system.errors import UserError
-from model.system.graphs import compile_network, make_graph
+from model.system.errors import UserError, print_line
 from model.system.processes import Processes
-from model.system.terminal import print_line
 
-CPU_EVAL_CHARS = 4096  # per evaluation batch: fits the processor's cache
+CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container: "200000 100000" stands for 2 CPUs
+CPU_EVAL_CHARS = 4096  # in an evaluation batch: fits the processor's cache
 # What follows was chosen by a few measurements on an H100 (docs/experiments.md, 2026-11-26).
 GPU_EVAL_CHARS, GPU_EVAL_LOGITS = 65_536, 2**25  # the latter are 128 MB
 CPU_PARAMETERS, CPU_SAMPLES = 10_000_000, 8  # up to these, a CPU samples as fast
@@ -37,13 +34,12 @@ class Machine:
 
     def __str__(self) -> str:
         """For a person: "cpu (2 threads), bfloat16"."""
-        name = str(self.device)
+        name, count = str(self.device), self.processes.world_size
         if self.device.type == "cuda":
             name += f" ({torch.cuda.get_device_name(self.device)})"
         if self.device.type == "cpu":
             threads = torch.get_num_threads()
             name += f" ({threads} thread{'s' if threads > 1 else ''})"
-        count = self.processes.world_size
         return f"{name}, {self.dtype_name}" + (f", {count} processes" if count > 1 else "")
 
     @property
@@ -52,10 +48,7 @@ class Machine:
         return str(self.dtype).removeprefix("torch.")
 
     def autocast(self, cache_enabled: bool = True) -> torch.autocast:
-        """Inside, matrix products run in `dtype`; weights and their gradients stay float32.
-
-        A cache keeps weights in `dtype`.
-        """
+        """Inside, matrix products run in `dtype`; weights and their gradients stay float32."""
         is_lower = self.dtype != torch.float32
         return torch.autocast(self.device.type, self.dtype, is_lower, cache_enabled)
 
@@ -88,9 +81,9 @@ class Machine:
     def prepare(self, config: TrainConfig, *networks: nn.Module) -> None:
         """Make `forward` faster for these networks.
 
-        --compile on compiles them. --compile auto makes CUDA graphs, which a GPU runs without
-        waiting for Python, but not for several processes or micro-batches. If that fails, a line on
-        standard error says so, and they are called as they are.
+        --compile on compiles them. --compile auto makes CUDA graphs of them, if a single process
+        trains on a GPU with whole batches. If that fails, a warning says so, and `forward` calls
+        them as they are.
         """
         world_size, parts = self.processes.world_size, config.gradient_accumulation_steps
         has_graph = self.device.type == "cuda" and world_size == parts == 1
@@ -101,70 +94,101 @@ class Machine:
             print_line("compiling the network, which takes up to a minute or two", sys.stdout)
         size = max(1, config.batch_size // (world_size * parts)), config.block_size
         for network in dict.fromkeys(networks):  # the average may be the network itself
-            device = next(network.parameters()).device
-            ids_BT = torch.randint(network.vocab_size, size, device=device)
             buffers = [(buffer, buffer.clone()) for buffer in network.buffers()]
+            ids_BT = torch.zeros(size, dtype=torch.int64, device=next(network.parameters()).device)
             try:
-                expected = self.try_out(network, ids_BT)
-                if is_compiled:
-                    self.fast[network] = compile_network(network, self.device.type)
-                else:
-                    context = partial(self.autocast, cache_enabled=False)
-                    self.fast[network] = make_graph(network, context, torch.zeros_like(ids_BT))
-                results = self.try_out(network, ids_BT)
-                for result, plain in zip(results, expected, strict=True):
-                    is_close = (result - plain).abs().max() <= 1e-4 * plain.abs().max()
-                    # In a graph, what Python computes is frozen, such as a counter.
-                    if not is_compiled and not is_close:
-                        raise RuntimeError("it computes something else")
+                make_faster = self.compile if is_compiled else self.make_graph
+                self.fast[network] = make_faster(network, ids_BT)
             except Exception as error:  # of many types
-                self.fast.pop(network, None)
                 what = "torch.compile" if is_compiled else "a CUDA graph"
-                problem = str(error).strip().partition("\n")[0][:200]
+                problem = str(error).strip().partition("\n")[0]
                 print_line(f"warning: training without {what}: {problem}", sys.stderr)
                 return
-            finally:  # as if nothing had been tried
+            finally:  # as if the network had not been called
                 network.zero_grad()
                 for buffer, before in buffers:
                     buffer.copy_(before)
 
-    def try_out(self, network: nn.Module, ids_BT: Tensor) -> list[Tensor]:
-        """Copies of the logits of `forward`, and of the gradients of some loss."""
-        network.zero_grad()
-        torch.manual_seed(0)
-        logits_BTV = self.forward(network, ids_BT)
-        if logits_BTV.requires_grad:
+    def compile(self, network: nn.Module, ids_BT: Tensor) -> nn.Module:
+        """`network`, compiled for batches like ids_BT."""
+        # This tells the compiler, too; the debug mode of `training_machine` does not.
+        torch.use_deterministic_algorithms(True, warn_only=self.device.type != "cuda")
+        options = {}
+        if self.device.type == "cpu":
+            # PyTorch's own random numbers are faster than the compiler's, and equal to those of a
+            # run that is not compiled. A result of more than ten operations is stored, not computed
+            # again where it is used: the angles of a rotation, for example.
+            options = {"fallback_random": True, "realize_opcount_threshold": 10}
+        compiled = torch.compile(network, dynamic=False, options=options)
+        # PyTorch compiles it in its first call, and in its first backward pass.
+        with self.autocast(cache_enabled=False):
+            logits_BTV = compiled(ids_BT)
+        if logits_BTV.requires_grad:  # that of an average does not
             logits_BTV.float().logsumexp(-1).sum().backward()
-        gradients = [p.grad.clone() for p in network.parameters() if p.grad is not None]
-        return [logits_BTV.detach().clone(), *gradients]
+        return compiled
+
+    def make_graph(self, network: nn.Module, ids_BT: Tensor) -> nn.Module:
+        """`network` as a CUDA graph: the kernels of one pass, which a GPU repeats without Python.
+
+        What Python computes in the network, such as a counter, does not change any more. Logits and
+        gradients are in memory that the next pass overwrites.
+        """
+        # PyTorch 2.10 and later would warn that gradients come from another stream, the graph's.
+        if hasattr(torch.autograd.graph, "set_warn_on_accumulate_grad_stream_mismatch"):
+            torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
+        generator = torch.cuda.default_generators[torch.cuda.current_device()]
+        before = generator.clone_state()
+        try:
+            network = InAutocast(network, self)
+            return torch.cuda.make_graphed_callables(network, (ids_BT,), allow_unused_input=True)
+        except Exception:  # the network reads a value, for example
+            generator.graphsafe_set_state(before)  # it still waits for the end of the graph
+            raise
+
+
+class InAutocast(nn.Module):
+    """A network that is called in autocast: make_graphed_callables takes a module only."""
+
+    def __init__(self, network: nn.Module, machine: Machine) -> None:
+        super().__init__()
+        self.network, self.machine = network, machine
+
+    def forward(self, ids_BT: Tensor) -> Tensor:
+        """ids_BT to logits_BTV."""
+        with self.machine.autocast(cache_enabled=False):
+            return self.network(ids_BT)
 
 
 def choose_device(name: str, processes: Processes) -> torch.device:
-    """The device of that name; auto is cuda, or the CPU. Of several processes, each has a GPU.
+    """The device of that name; auto is cuda, or the CPU. Each of several processes has its own GPU.
 
-    Raises UserError if this machine does not have it, or PyTorch cannot use it.
+    Raises UserError if PyTorch cannot use it.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    # PyTorch also takes others, such as cpu:1.
-    if not re.fullmatch(r"cpu|mps|cuda(:[0-9]|:[1-9][0-9])?", name):
-        raise UserError(f"device is {name!r}. Use auto, cpu, cuda, cuda:N or mps.")
     if processes.world_size > 1 and name != "cpu":
-        if name != "cuda":
-            raise UserError(f"device is {name}. Several processes need --device cuda or cpu.")
         name = f"cuda:{processes.local_rank}"
-    device = torch.device(name)
-    if device.index is not None:
-        if device.index >= (count := torch.cuda.device_count()):
-            hint = "Each process needs one" if processes.world_size > 1 else "Use --device cpu"
-            raise UserError(f"device is {name}, but GPUs on this machine: {count}. {hint}.")
-        torch.cuda.set_device(device)  # before it is used: otherwise GPU 0 is used, too
+    limit_threads()
     try:
+        device = torch.device(name)
+        if device.type == "cuda" and device.index is not None:
+            torch.cuda.set_device(device)  # otherwise GPU 0 is used, too
         (torch.zeros(1, device=device) + 1).cpu()  # PyTorch may have no kernels for an old GPU
     except (RuntimeError, AssertionError, ImportError) as error:
-        problem = re.split(r"\n|\. ", str(error))[0].rstrip(".")  # its first sentence
-        raise UserError(f"device {name} cannot be used: {problem}. Use --device cpu.") from None
+        first_line = str(error).strip().partition("\n")[0]
+        problem = first_line.partition(". ")[0].rstrip(".")  # its first sentence
+        raise UserError(
+            f"device is {name!r}: {problem}. Use auto, cpu, cuda, cuda:N or mps."
+        ) from None
     return device
+
+
+def limit_threads() -> None:
+    """Start no more threads than a container has CPUs. More make a step up to 90 times slower."""
+    with contextlib.suppress(OSError, ValueError):  # no such file; "max 100000" is no limit
+        quota, period = map(int, CPU_QUOTA.read_text().split())
+        if "OMP_NUM_THREADS" not in os.environ:
+            torch.set_num_threads(min(torch.get_num_threads(), -(-quota // period)))
 
 
 def device_kind(device: torch.device) -> str:
@@ -196,36 +220,31 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def training_machine(config: CompileConfig, processes: Processes) -> Machine:
-    """The machine to train on, configured so that training is fast."""
+    """The machine to train on, configured so that training is fast and repeats exactly."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # so that cuBLAS is deterministic
     device = choose_device(config.device, processes)
     torch.set_float32_matmul_precision("high")  # on CUDA, products in float32 are in TF32
+    # PyTorch warns of an operation that may not repeat exactly. On CUDA it raises: with "warn",
+    # attention's backward pass may not repeat. (torch.use_deterministic_algorithms does the same,
+    # and imports the compiler, which takes 1 s.)
+    torch.set_deterministic_debug_mode("error" if device.type == "cuda" else "warn")
+    torch.utils.deterministic.fill_uninitialized_memory = False
     if device.type == "cpu":
         keep_freed_memory()
-    if device.type == "cuda":  # with "warn", attention's backward pass may not repeat exactly
-        torch.set_deterministic_debug_mode("error")
     return Machine(device, choose_dtype(config.dtype, device), processes)
 
 
-@contextlib.contextmanager
-def deterministic() -> Iterator[None]:
-    """Inside, operations repeat exactly; PyTorch warns of one that does not, or on CUDA raises."""
-    before = torch.get_deterministic_debug_mode()
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # so that cuBLAS is deterministic
-    # Otherwise the embedding's backward pass on a CPU adds up in a different order each time.
-    # (torch.use_deterministic_algorithms does the same, and imports the compiler, which takes 1 s.)
-    torch.set_deterministic_debug_mode("warn")
-    torch.utils.deterministic.fill_uninitialized_memory = False
-    try:
-        yield
-    finally:
-        torch.set_deterministic_debug_mode(before)
+def keep_freed_memory() -> None:
+    """Tell the GNU C library to keep freed memory. Returning it to Linux costs 10 % of a step."""
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
+        libc.mallopt(-3, 32 << 20)  # M_MMAP_THRESHOLD, its maximum
+        libc.mallopt(-1, 1 << 30)  # M_TRIM_THRESHOLD
 
 
 def sampling_machine(config: DeviceConfig, parameters: int, texts: int) -> Machine:
     """The machine to sample on, in float32 unless another dtype is asked for.
 
-    A small network samples no faster in less precision, nor few texts on a GPU, which starts about
-    200 kernels for each character.
+    A small network writes few texts no faster on a GPU, nor in less precision.
     """
     is_small = parameters <= CPU_PARAMETERS and texts <= CPU_SAMPLES
     name = "cpu" if config.device == "auto" and is_small else config.device
@@ -240,10 +259,3 @@ def seed_all(*key: int) -> None:
     torch.manual_seed(seed)
     np.random.seed(seed % 2**32)
     random.seed(seed)
-
-
-def keep_freed_memory() -> None:
-    """Tell the GNU C library to keep freed memory. Returning it to Linux costs 10 % of a step."""
-    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
-        libc.mallopt(-3, 32 << 20)  # M_MMAP_THRESHOLD, its maximum
-        libc.mallopt(-1, 1 << 30)  # M_TRIM_THRESHOLD

@@ -1,18 +1,24 @@
-"""Errors and how they are reported."""
+"""What a command says: its errors, its lines on a terminal, paths in them."""
 
+import atexit
 import functools
 import gc
 import math
+import os
+import re
+import shlex
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
+from typing import TextIO
 
-from model.system.terminal import print_line, redirect_to_devnull
+from tqdm import tqdm
 
-LESS_MEMORY = (
-    "Use a larger --gradient_accumulation_steps or a smaller network; in sampling a smaller "
-    "--num_samples or a shorter text."
-)
+LESS_MEMORY = "Use a larger --gradient_accumulation_steps, a smaller network, a shorter text."
+
+# At its end, Python would look for garbage among PyTorch's objects, which takes 0.7 s.
+atexit.register(gc.freeze)
 
 
 class UserError(ValueError):
@@ -26,9 +32,8 @@ class AbortError(RuntimeError):
 def report_errors(main: Callable[[list[str]], None]) -> Callable[..., int]:
     """Decorator of a command's main(argv): an expected error becomes one line on standard error.
 
-    These are UserError, AbortError, a full disk (any OSError), too little memory. Returns the exit
-    status: 2, 1, 130 after Ctrl-C, that of sys.exit, or 0, also if nobody reads standard output any
-    more. Every other exception is a bug and keeps its traceback.
+    These are UserError, AbortError, a full disk (any OSError), too little memory. Every other
+    exception is a bug and keeps its traceback. Returns the exit status.
     """
 
     @functools.wraps(main)
@@ -42,7 +47,7 @@ def report_errors(main: Callable[[list[str]], None]) -> Callable[..., int]:
         except KeyboardInterrupt:
             return 128 + signal.SIGINT
         except BrokenPipeError:  # the reader, such as head, has enough
-            redirect_to_devnull(sys.stdout)
+            discard_output(sys.stdout)
         except (UserError, AbortError, OSError) as error:
             print_line("error: " + " ".join(str(error).split()), sys.stderr)
             return 2 if isinstance(error, UserError) else 1
@@ -51,19 +56,15 @@ def report_errors(main: Callable[[list[str]], None]) -> Callable[..., int]:
                 raise
             print_line(f"error: out of memory. {LESS_MEMORY}", sys.stderr)
             return 1
-        finally:
-            if argv is None:  # the program ends; to look for garbage would take it 0.7 s
-                gc.freeze()
         return 0
 
     return wrapper
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether PyTorch, NumPy or Python found no more memory."""
-    # PyTorch on CUDA; on a CPU of Linux, of Windows
-    messages = ("out of memory", "ALLOC_FAILED", "can't allocate memory", "not enough memory")
-    return isinstance(error, MemoryError) or any(words in str(error) for words in messages)
+    """Whether Python, or PyTorch on a GPU or a CPU, found no more memory."""
+    words = ("out of memory", "DefaultCPUAllocator")
+    return isinstance(error, MemoryError) or any(word in str(error) for word in words)
 
 
 def require_finite(name: str, value: float, step: int) -> None:
@@ -71,6 +72,40 @@ def require_finite(name: str, value: float, step: int) -> None:
     if not math.isfinite(value):
         raise AbortError(
             f"the {name} is {value} at step {step}. Checkpoints saved before are intact. In a new "
-            "run, try a smaller --learning_rate or more --warmup_iters; in half precision, resume "
-            "with --dtype float32."
+            "run, try a smaller --learning_rate; in half precision, resume with --dtype float32."
         )
+
+
+def print_line(text: str, stream: TextIO) -> None:
+    """Print `text`, above the progress bar if there is one.
+
+    If the reader is gone (`| head`, a closed terminal), only the text is lost.
+    """
+    try:
+        with tqdm.external_write_mode(stream):
+            print(escape_control_chars(text, stream), file=stream, flush=True)
+    except OSError:
+        discard_output(stream)
+
+
+def escape_control_chars(text: str, stream: TextIO) -> str:
+    """`text` without the control characters by which a corpus could take over a terminal."""
+    if not stream.isatty():
+        return text
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", "\N{REPLACEMENT CHARACTER}", text)
+
+
+def discard_output(stream: TextIO) -> None:
+    """Discard all further output to `stream`, also what Python writes when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def quote(path: Path | str) -> str:
+    """`path` as an argument of a command in a shell."""
+    return shlex.quote(shorten(path).as_posix())
+
+
+def shorten(path: Path | str) -> Path:
+    """`path` as seen from the working directory, if it lies below it."""
+    path, here = Path(path), Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path

@@ -5,17 +5,15 @@ import contextlib
 import os
 import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from model.system.errors import AbortError, UserError
-from model.system.terminal import print_line
+from model.system.errors import AbortError, UserError, print_line
 
 T = TypeVar("T")
 STOPPING = b"\nThe run saves and stops after this step or evaluation. Ctrl-C again stops at once.\n"
@@ -30,47 +28,42 @@ class Processes:
     def __init__(
         self, start_time: float | None = None, variables: Mapping[str, str] | None = None
     ) -> None:
-        """The command began at `start_time` (by time.perf_counter); by default it begins now.
-
-        `variables` are what torchrun and others set for several processes.
-        """
-        self.start_time = time.perf_counter() if start_time is None else start_time
-        self.rank, self.local_rank, self.world_size = 0, 0, 1
+        """The command began at `start_time`, or now. torchrun sets `variables` of each process."""
         variables = variables or {}
-        if int(variables.get("WORLD_SIZE", 1)) > 1:
-            self.rank, self.world_size = int(variables["RANK"]), int(variables["WORLD_SIZE"])
-            gpus = max(1, torch.cuda.device_count())
-            self.local_rank = int(variables.get("LOCAL_RANK", self.rank % gpus))
+        self.start_time = time.perf_counter() if start_time is None else start_time
+        self.world_size, self.rank = int(variables.get("WORLD_SIZE", 1)), 0
+        if self.world_size > 1:
+            self.rank = int(variables["RANK"])
+            self.local_rank = int(variables["LOCAL_RANK"])  # the number of its GPU
         self.is_main = self.rank == 0
 
     def __enter__(self) -> "Processes":
+        """Wait for the other processes and connect with them."""
         if self.world_size > 1:
-            # Without an argument, PyTorch makes only the backend of the accelerator.
-            backends = "gloo"
-            accelerator = torch.accelerator.current_accelerator(check_available=True)
-            if accelerator and dist.is_nccl_available():  # not on Windows
-                backends = f"cpu:gloo,{accelerator.type}:nccl"
+            # gloo exchanges values on CPUs, nccl on GPUs. (Windows has no nccl.)
+            has_nccl = torch.cuda.is_available() and dist.is_nccl_available()
             if self.is_main:
                 print_line(f"waiting for {self.world_size} processes", sys.stdout)
-            # It waits in C++, where Python handles no signals: these end the process at once.
-            with handle_signals(signal.SIG_DFL, "SIGINT", "SIGTERM"):
-                dist.init_process_group(backends)
+            # It waits in C++, where Python handles no signals: there, Ctrl-C ends the process.
+            handler = signal.signal(signal.SIGINT, signal.SIG_DFL)
+            dist.init_process_group("cpu:gloo,cuda:nccl" if has_nccl else "gloo")
+            signal.signal(signal.SIGINT, handler)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        """Leave the other processes. An error must not wait for them."""
         if self.world_size == 1:
             return
-        if error is None or isinstance(error, SystemExit):
-            # destroy_process_group holds the GIL while it waits for gloo's thread, which needs the
-            # GIL to free its last tensor. Without this pause they can deadlock.
+        if error is None or isinstance(error, (SystemExit, UserError)):
+            # A pause, in which gloo's thread frees its last tensor. For that it needs Python's
+            # lock, which destroy_process_group keeps while it waits for the thread.
             time.sleep(0.2)
             dist.destroy_process_group()
             return
-        # NCCL would wait for the others when its group is destroyed or freed. So keep it, and end
-        # without it as soon as the error is reported.
-        status = 2 if isinstance(error, UserError) else 1
-        atexit.register(lambda self=self: os._exit(status))
-        if "/gloo/" in str(error):  # the file of gloo where it was raised
+        # After an error, nccl would wait for the others, even when Python frees it. So the process
+        # ends before that, as soon as the error is reported.
+        atexit.register(os._exit, 1)
+        if isinstance(error, RuntimeError) and "gloo" in str(error):  # it names its source file
             message = "another process of this run has ended. Its last message says why."
             raise AbortError(message) from None
 
@@ -79,7 +72,7 @@ class Processes:
         return time.perf_counter() - self.start_time
 
     def batch_rows(self, batch_size: int, accumulation_steps: int) -> slice:
-        """This process's rows of a batch. Raises UserError if it cannot be divided evenly."""
+        """The rows of a batch that this process computes. Raises UserError if they are uneven."""
         parts = self.world_size * accumulation_steps
         if batch_size % parts:
             raise UserError(
@@ -90,7 +83,7 @@ class Processes:
         return slice(self.rank * rows, (self.rank + 1) * rows)
 
     def average_gradients(self, model: nn.Module) -> None:
-        """Each gradient becomes its mean over all processes; buffers become the main one's."""
+        """Replace each gradient by its mean over all processes, and buffers by the main one's."""
         if self.world_size == 1:
             return
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
@@ -103,21 +96,22 @@ class Processes:
             dist.broadcast(buffer, 0)
 
     def broadcast(self, value: T) -> T:
-        """The main process's value, on each."""
+        """Give the main process's value to every process."""
         values = [value]
         if self.world_size > 1:
             dist.broadcast_object_list(values)
         return values[0]
 
     def sum(self, value: float) -> float:
-        """The sum of all processes' values, the same on each."""
+        """The sum of a value over all processes. Every process gets it."""
         return self._reduce([value], dist.ReduceOp.SUM)[0]
 
     def max(self, *values: float) -> list[float]:
-        """Of each value the largest of all processes', the same on each."""
+        """For each value, the largest that a process has. Every process gets them."""
         return self._reduce(values, dist.ReduceOp.MAX)
 
     def _reduce(self, values: Sequence[float], operation: dist.ReduceOp) -> list[float]:
+        """Combine each value with those of the other processes."""
         if self.world_size == 1:
             return list(values)
         reduced = torch.tensor(values, dtype=torch.float64)
@@ -126,33 +120,14 @@ class Processes:
 
 
 @contextlib.contextmanager
-def handle_signals(handler: Callable | signal.Handlers, *names: str) -> Iterator[dict]:
-    """Inside, these signals call `handler`. Yields the handlers before, by number.
-
-    A signal that was ignored before, as SIGHUP is under nohup, stays ignored. Outside the main
-    thread, where Python handles no signals, none is handled.
-    """
-    before = {}
-    if threading.current_thread() is threading.main_thread():
-        for name in names:
-            number = getattr(signal, name, None)  # Windows has no SIGHUP
-            if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
-                before[number] = signal.signal(number, handler)
-    try:
-        yield before
-    finally:
-        for number, earlier in before.items():
-            signal.signal(number, earlier)
-
-
-@contextlib.contextmanager
 def catch_signals() -> Iterator[list[int]]:
     """A list that collects SIGINT, SIGTERM and SIGHUP. A second SIGINT acts at once.
 
-    The first signal is answered on standard error. SIGTERM may come twice: from torchrun, and from
-    what stops torchrun.
+    The first signal is answered on standard error. A signal that was ignored before, as SIGHUP is
+    under nohup, stays ignored. SIGTERM may come twice: from torchrun, and from what stops torchrun.
     """
     caught: list[int] = []
+    before = {}  # handlers, by signal
 
     def collect(number: int, frame: object) -> None:
         if not caught:
@@ -162,5 +137,12 @@ def catch_signals() -> Iterator[list[int]]:
         if number == signal.SIGINT:
             signal.signal(number, before[number])
 
-    with handle_signals(collect, "SIGINT", "SIGTERM", "SIGHUP") as before:
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)  # Windows has no SIGHUP
+        if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
+            before[number] = signal.signal(number, collect)
+    try:
         yield caught
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -5,7 +5,8 @@
 
 The first network is A, the second is B. Flags of train.py go to both, --a.KEY and --b.KEY to one of
 them. Whole runs take turns; nothing else should run meanwhile. None reads the validation text: it
-is cut off first, and the rest is split again in the same way.
+is cut off first, and the rest is split again in the same way. A network whose loss means nothing
+is refused (tests/benchmarks/mistakes.py).
 
 Equal time: if the speeds differ by more than 3 %, A is trained again with as many steps as it can
 make in B's time. The answer is about equal time.
@@ -28,6 +29,7 @@ from configs.settings import TrainConfig
 from data.corpus import open_corpus
 from model.run.setup import parse_train_command
 from model.system.errors import UserError, report_errors
+from tests.benchmarks.mistakes import find_mistake
 
 ROOT = Path(__file__).parents[2]
 SAME_SPEED = 0.03  # speeds that differ by less are equal
@@ -80,15 +82,18 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[list[str]]]:
             owners = [2] if re.match("--(data|encoding)(=|$)", word) else owners
         for owner in owners:
             flags[owner].append(re.sub("^--[ab][.]", "--", word))
-    for command in map(parse_train_command, flags):
-        if wrong := sorted(REFUSED & command.given.keys()):
+    for given in map(parse_train_command, flags):
+        if wrong := sorted(REFUSED & given.keys()):
             raise UserError(f"{wrong[0]} cannot be given here.")
+        config = make_config(TrainConfig, given)
+        if mistake := find_mistake(config, vocab_size=65):
+            raise UserError(f"the network {config.network} {mistake}.")
     return args, flags
 
 
 def write_training_part(flags: list[str], path: Path) -> None:
     """The text of these flags, without what validates."""
-    corpus = open_corpus(make_config(TrainConfig, parse_train_command(flags).given))
+    corpus = open_corpus(make_config(TrainConfig, parse_train_command(flags)))
     vocab, ids_N = corpus.tokenizer.vocab, corpus.ids_N[: corpus.train_chars]
     path.write_text("".join(map(vocab.__getitem__, ids_N.tolist())), "utf-8")
 
@@ -101,7 +106,7 @@ def train(flags: list[str], text: Path, seed: int, out_dir: Path) -> dict[str, A
         sys.exit(status)
     run = json.loads((out_dir / "summary.json").read_text("utf-8"))
     config = tomllib.loads((out_dir / "config.toml").read_text("utf-8"))
-    chars = run["iters"] * config["batch_size"] * config["block_size"]
+    chars = run["step"] * config["batch_size"] * config["block_size"]
     print(f"{out_dir}: {run['val_loss']:.4f}", flush=True)
     return run | {"step_seconds": chars / run["chars_per_second"]}
 
@@ -120,7 +125,7 @@ def print_table(a: str, b: str, runs: list[list[dict]]) -> None:
     for i, (name, *both) in enumerate([(a, losses[0], in_time), (b, losses[1], losses[1])]):
         cells = [f"{mean(values):.4f} ± {stdev(values):.4f}" for values in both]
         speed = mean(run["chars_per_second"] for run in runs[i])
-        rows.append((name, *cells, f"{speed:,.0f}", f"{runs[i][0]['params']:,}"))
+        rows.append((name, *cells, f"{speed:,.0f}", f"{runs[i][0]['parameters']:,}"))
     interval = f"{value:+.4f}, 95 % interval {low:+.3f} to {high:+.3f}"
     rows.append((f"{a} - {b}", f"{steps:+.4f}", interval, "", ""))
     first = max(len(row[0]) for row in rows)
@@ -146,7 +151,7 @@ def main(argv: list[str]) -> None:
             runs[i].append(train(flags[i], text, seed, folder / f"{'ab'[i]}-{seed}"))
     seconds = [mean(run["step_seconds"] for run in of_variant) for of_variant in runs]
     if abs(math.log(seconds[1] / seconds[0])) > SAME_SPEED:
-        steps = max(1, round(runs[0][0]["iters"] * seconds[1] / seconds[0]))
+        steps = max(1, round(runs[0][0]["step"] * seconds[1] / seconds[0]))
         longer = [*flags[0], "--max_iters", str(steps)]
         runs.append([train(longer, text, s, folder / f"a-{s}, {steps} steps") for s in seeds])
     print_table(*names, runs)

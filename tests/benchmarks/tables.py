@@ -46,7 +46,7 @@ def run(*command: object, folder: Path, until: float = 0.0) -> tuple[float, floa
             text=True,
         )
         for line in process.stdout:
-            if match := re.search(r"val(?:idation)? loss ([\d.]+)", line):
+            if match := re.match(r"step.* val loss ([\d.]+)", line):
                 loss = float(match[1])
             if loss <= until:
                 process.send_signal(signal.SIGTERM)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.benchmarks import compare
-from tests.conftest import TINY
+from tests.conftest import NO_MASK, TINY
 
 
 @pytest.mark.parametrize("seeds", [2, 3, 5])
@@ -66,3 +66,10 @@ def test_runs_take_turns_and_never_see_the_validation_text(text_file, capsys, mo
 def test_a_comparison_that_makes_no_sense_is_refused(flags, message, capsys):
     assert compare.main(["quill", "quill", *flags.split()]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_network_that_looks_ahead_is_refused(edit_network, capsys):
+    """It would have the lowest loss."""
+    edit_network("quill", NO_MASK["quill"])
+    assert compare.main(["mine", "quill"]) == 2
+    assert "the network mine looks ahead" in capsys.readouterr().err

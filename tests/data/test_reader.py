@@ -14,51 +14,50 @@ from pathlib import Path
 import pytest
 
 from data import reader
-from data.reader import find_text_files, read_chunks, read_text, require_encoding
+from data.reader import find_text_files, read_text
 from model.system.errors import UserError
 
 
-def test_text_files_are_joined_by_newlines_in_natural_order(tmp_path):
-    (tmp_path / "a.txt").mkdir()
-    (tmp_path / "b 11").mkdir()
-    (tmp_path / "b 2").mkdir()
-    names = ["a.txt/1.txt", "a.txt/2.TXT", "a.txt/10.txt", "b 2/x.txt", "b 11/x.txt", "C3.txt"]
-    names += ["c12b2.txt", "c12b11.txt", "d.txt"]
-    for name in (*names[::-1], "e.md", "f.md", "g.py", "h", ".i.md"):
-        (tmp_path / name).write_text(name)
-    files, others = find_text_files([str(tmp_path)])
-    assert [str(file.relative_to(tmp_path)) for file in files] == names
-    assert others == 4  # not .i.md
-    assert "".join(read_chunks(files, "utf-8")) == "\n".join(names)
+def write_all(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(name)
 
 
-def test_several_paths_are_read_in_their_order_whatever_their_endings(tmp_path):
-    for name in ("b.md", "a.txt", "folder/c.txt", "folder/d.py"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(name)
+def test_paths_are_read_in_their_order_whatever_their_endings(tmp_path):
+    write_all(tmp_path, "b.md", "a.txt", "folder/d.txt", "folder/c.TXT", "folder/d.py")
     paths = [str(tmp_path / name) for name in ("b.md", "folder", "a.txt")]
-    files, _ = find_text_files(paths)
-    assert "".join(read_chunks(files, "utf-8")) == "b.md\nfolder/c.txt\na.txt"
+    names = ("b.md", "folder/c.TXT", "folder/d.txt", "a.txt")
+    assert find_text_files(paths) == [tmp_path / name for name in names]
 
 
-@pytest.mark.parametrize(
-    ("content", "encoding"), [(b"na\xefve caf\xc3\xa9 \xff", "utf-8"), (b"na\0\0ve \0", "utf-8")]
-)
-def test_the_advice_for_wrong_bytes_leaves_only_them_out(tmp_path, monkeypatch, content, encoding):
-    monkeypatch.chdir(tmp_path)
+def test_a_folder_is_read_whole_except_hidden_names_or_refused(tmp_path, monkeypatch):
+    folder = tmp_path / ".hidden"  # that the user has named it is enough
+    write_all(folder, "a/b.txt", "mine.txt", ".git/c.txt", "a/.d.txt", "a/.e/f.txt")
+    write_all(folder, reader.PATH.name)
+    (folder / "n.txt").symlink_to("a/b.txt")
+    names = ("a/b.txt", "mine.txt", "n.txt")
+    assert find_text_files([str(folder)]) == [folder / name for name in names]
+    scandir = os.scandir
+
+    def scandir_or_refuse(path):  # root may read every folder
+        if Path(path).name == "a":
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", scandir_or_refuse)
+    with pytest.raises(UserError, match="a cannot be read: Permission denied"):
+        find_text_files([str(folder)])
+
+
+def test_the_advice_for_wrong_bytes_leaves_only_them_out():
+    content = b"na\xefve caf\xc3\xa9 \xff"
     Path("FILE").write_bytes(content)
     with pytest.raises(UserError) as refused:
-        read_text(Path("FILE"), encoding)
-    command = re.search(r"(?:iconv|tr) .*? > clean.txt", str(refused.value))[0]
+        read_text(Path("FILE"), "utf-8")
+    command = re.search(r"iconv .*? > clean.txt", str(refused.value))[0]
     subprocess.run(command, shell=True, check=False)  # iconv also says that bytes were wrong
-    expected = content.decode(encoding, "ignore").replace("\0", "")
-    assert read_text(Path("clean.txt"), encoding) == expected
-
-
-def test_a_folder_is_read_without_the_downloaded_text(tmp_path):
-    for name in ("mine.txt", reader.PATH.name):
-        (tmp_path / name).write_text("text")
-    assert find_text_files([tmp_path])[0] == [tmp_path / "mine.txt"]
+    assert read_text(Path("clean.txt"), "utf-8") == content.decode("utf-8", "ignore")
 
 
 def test_a_pipe_and_standard_input_are_read(tmp_path, monkeypatch):
@@ -68,55 +67,37 @@ def test_a_pipe_and_standard_input_are_read(tmp_path, monkeypatch):
     )
     writer.start()
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("é".encode())))
-    files, _ = find_text_files([str(tmp_path / "pipe"), "-"])
-    assert "".join(read_chunks(files, "utf-8")) == "from a pipe\né"
+    files = find_text_files([str(tmp_path / "pipe"), "-"])
+    assert all(map(reader.is_pipe, files))
+    assert [read_text(file, "utf-8") for file in files] == ["from a pipe", "é"]
     writer.join()
 
 
-def test_a_folder_is_read_whole_except_hidden_names_or_refused(tmp_path, monkeypatch):
-    for name in ("a/b.txt", ".git/c.txt", "a/.d.txt", "a/.e/f.txt"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text("text")
-    (tmp_path / "g.txt").symlink_to("a/b.txt")
-    (tmp_path / "h.txt").symlink_to("missing")
-    (tmp_path / ".linked").symlink_to("a")
-    assert find_text_files([tmp_path])[0] == [tmp_path / "a/b.txt", tmp_path / "g.txt"]
-    with monkeypatch.context() as patch:
-
-        def scandir(path):  # root may read every folder
-            if Path(path).name == "a":
-                raise PermissionError(13, "Permission denied", path)
-            return scandir_of_os(path)
-
-        scandir_of_os = os.scandir
-        patch.setattr(os, "scandir", scandir)
-        with pytest.raises(UserError, match="a cannot be read: Permission denied"):
-            find_text_files([tmp_path])
-
-
-@pytest.mark.parametrize("name", ["base64", "rot13", "missing", "utf-9", "a\0b", ""])
-def test_a_name_that_is_no_encoding_of_text_is_refused(name):
+@pytest.mark.parametrize("name", ["base64", "rot13", "missing", "utf-9", ""])
+def test_a_name_that_is_no_encoding_of_text_is_refused(text_file, name):
     with pytest.raises(UserError, match="Python does not know it"):
-        require_encoding(name)
-    require_encoding("utf-16-le")
+        read_text(text_file, name)
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16-le", "utf-32-be"])
-def test_one_byte_order_mark_is_dropped(text_file, monkeypatch, encoding):
-    monkeypatch.setattr("data.reader.CHUNK", 6)
+def test_one_byte_order_mark_is_dropped(text_file, encoding):
     text_file.write_bytes(("\ufeff" * 9).encode(encoding))
     assert read_text(text_file, encoding) == "\ufeff" * 8
 
 
-@pytest.mark.parametrize("chunk", [4, 7, 1000])
+def test_all_line_ends_are_read_as_newlines(text_file):
+    text_file.write_bytes(b"unix\nwindows\r\n\r\nmac\r\r")
+    assert read_text(text_file, "utf-8") == "unix\nwindows\n\nmac\n\n"
+
+
 @pytest.mark.parametrize("at", [0, 5, 9, 300])
-def test_the_first_byte_that_is_not_utf_8_is_named(text_file, monkeypatch, at, chunk):
-    monkeypatch.setattr("data.reader.CHUNK", chunk)
+def test_the_first_byte_that_is_not_utf_8_is_named(text_file, at):
     content = bytearray("é" * 5 + "a" * 400, "utf-8")
     content[at] = 0xFF
     text_file.write_bytes(content)
     offset = at - 1 if at in (5, 9) else at  # of a broken pair, the first byte is invalid
-    with pytest.raises(UserError, match=rf"{text_file} .* at offset {offset}\..*--encoding"):
+    byte = f"0x{content[offset]:02x}"
+    with pytest.raises(UserError, match=rf"{text_file} .*{byte} at offset {offset}\..*--encoding"):
         read_text(text_file, "utf-8")
 
 

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from data.tokenizer import CharTokenizer, encode
+from data import tokenizer
+from data.tokenizer import CharTokenizer, extend_vocab
 from model.system.errors import UserError
 
 
@@ -28,20 +29,21 @@ def test_unknown_characters_are_refused_and_named(known, text):
         assert repr(character) in str(error.value)
 
 
-@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1), min_size=1))
-def test_ids_are_sorted_vocabulary_positions_regardless_of_chunks(chunks):
-    text = "".join(chunks)
-    ids_N, vocab, sha256 = encode(chunks)
-    assert vocab == "".join(sorted(set(text)))
-    assert "".join(vocab[id_] for id_ in ids_N) == text
-    assert sha256 == encode([text])[2] != encode([text + "a"])[2]
+@pytest.mark.parametrize("chunk", [1, 3, 1000])
+@given(text=st.text(min_size=1), known=st.text())
+def test_a_corpus_is_encoded_in_chunks_and_decoded_again(chunk, text, known):
+    known = "".join(dict.fromkeys(known))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tokenizer, "CHUNK", chunk)
+        vocab = extend_vocab(known, text)
+        assert vocab == known + "".join(sorted(set(text) - set(known)))
+        ids_N = CharTokenizer(vocab).encode_corpus(text)
+    assert CharTokenizer(vocab).decode(ids_N) == text == "".join(vocab[id_] for id_ in ids_N)
 
 
 @pytest.mark.parametrize(("count", "dtype"), [(256, "uint8"), (257, "uint16"), (65537, "uint32")])
 def test_ids_are_as_small_as_the_vocabulary_allows(count, dtype):
-    """The type is widened while the text is read."""
-    first = "".join(map(chr, range(0x10000, 0x10000 + count // 2)))
-    second = "".join(map(chr, range(0x10000 + count - 1, 0x10000 + count // 2 - 1, -1)))
-    ids_N, vocab, _ = encode([first, second])
-    assert (len(vocab), ids_N.dtype) == (count, dtype)
-    assert "".join(vocab[id_] for id_ in ids_N) == first + second
+    text = "".join(map(chr, range(0x10000, 0x10000 + count)))
+    ids_N = CharTokenizer(extend_vocab("", text)).encode_corpus(text)
+    assert ids_N.dtype == dtype
+    assert ids_N.tolist() == list(range(count))

@@ -21,9 +21,9 @@ from torch import nn
 import train
 from configs.settings import GPTConfig, OptimConfig
 from model.attention import Cache
-from model.inspect.check import find_mistake
 from model.networks import eval_mode, make_network, network_class, network_names
 from model.optim import make_optimizers
+from tests.benchmarks.mistakes import find_mistake
 from tests.conftest import NO_MASK
 from tests.test_train import assert_same_run, at_steps
 
@@ -196,9 +196,9 @@ def test_a_network_that_looks_ahead_within_windows_looks_ahead(edit_network, wid
     assert "looks ahead" in mistake_of_mine(256)
 
 
-def test_eval_mode_keeps_the_mode_of_each_module():
-    model = random_gpt(network="gpt", dropout=0.5).train()
-    model.blocks[0].eval()  # as an edit may have it
+@pytest.mark.parametrize("mode", [True, False])
+def test_eval_mode_keeps_the_mode_of_a_network(mode):
+    model = random_gpt(network="gpt", dropout=0.5).train(mode)
     with eval_mode(model):
         assert not any(module.training for module in model.modules())
-    assert model.training and not model.blocks[0].dropout.training
+    assert all(module.training == mode for module in model.modules())

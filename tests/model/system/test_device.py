@@ -1,7 +1,9 @@
 """Tests of the choice of device and dtype, of compilation, of seeds. GPUs are simulated."""
 
+import os
 import random
 from unittest.mock import Mock
+from unittest.mock import call as call_of
 
 import numpy as np
 import pytest
@@ -43,6 +45,33 @@ def simulated(monkeypatch):
     return calls
 
 
+@pytest.mark.parametrize(
+    ("quota", "variables", "threads"),
+    [
+        ("200000 100000\n", {}, 2),
+        ("150000 100000\n", {}, 2),
+        ("5000 100000\n", {}, 1),
+        ("6400000 100000\n", {}, 64),
+        ("max 100000\n", {}, 64),
+        (None, {}, 64),
+        ("200000 100000\n", {"OMP_NUM_THREADS": "5"}, 64),
+    ],
+)
+def test_threads_are_no_more_than_the_quota_of_a_container(
+    tmp_path, monkeypatch, quota, variables, threads
+):
+    """With more, training is up to 90 times slower."""
+    monkeypatch.setattr(device, "CPU_QUOTA", tmp_path / "cpu.max")
+    if quota is not None:
+        device.CPU_QUOTA.write_text(quota)
+    monkeypatch.setattr(os, "environ", variables)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 64)
+    monkeypatch.setattr(torch, "set_num_threads", set_threads := Mock())
+    choose_device("cpu", Processes())
+    assert all(call == call_of(threads) for call in set_threads.mock_calls)
+    assert bool(set_threads.mock_calls) or threads == 64
+
+
 @pytest.mark.parametrize("has_cuda", [True, False])
 def test_auto_is_cuda_or_the_cpu(monkeypatch, simulated, has_cuda):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_cuda)
@@ -53,10 +82,10 @@ def test_auto_is_cuda_or_the_cpu(monkeypatch, simulated, has_cuda):
 
 
 @pytest.mark.parametrize(
-    "name", ["cuda:99", "mps", "mps:9", "cuda:x", "cuda:00", "cpu:1", "meta", ""]
+    "name", ["cuda:99", "mps", "mps:9", "cuda:x", "cuda:00", "hpu", "meta", ""]
 )
 def test_a_device_that_does_not_exist_is_refused(name, recwarn):
-    with pytest.raises(UserError, match=f"device (is )?'?{name}.* Use .*cpu"):
+    with pytest.raises(UserError, match=f"device is '{name}'.* Use auto, cpu"):
         choose_device(name, Processes())
     assert not recwarn  # of PyTorch, on standard error
 
@@ -67,7 +96,7 @@ def test_a_gpu_that_is_too_old_for_pytorch_is_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch, "zeros", lambda *_, device: Mock(__add__=Mock(side_effect=fail)))
     fail = RuntimeError(problem)
-    with pytest.raises(UserError, match="no kernel image .* on the device. Use --device cpu"):
+    with pytest.raises(UserError, match="no kernel image .* on the device. Use auto, cpu"):
         choose_device("auto", Processes())
 
 
@@ -118,11 +147,6 @@ def test_each_process_uses_only_its_own_gpu(simulated):
     expected = [(what, f"cuda:{rank}") for rank in (0, 1) for what in ("set", "kernel")]
     assert simulated == expected
     assert device_of(5, "cpu") == "cpu"
-    with pytest.raises(UserError, match="GPUs on this machine: 2. Each process needs one"):
-        device_of(2, "cuda")
-    for name in ("cuda:0", "mps"):
-        with pytest.raises(UserError, match="processes need --device cuda or cpu"):
-            device_of(0, name)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +199,10 @@ def test_training_steps_call_the_network_as_asked_for(
 ):
     network, compiled, graphs = make_small(), [], []
     monkeypatch.setattr(torch, "compile", lambda module, **_: compiled.append(module) or module)
-    monkeypatch.setattr(device, "make_graph", lambda module, *_: graphs.append(module) or module)
+    monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda *_, **__: None)
+    monkeypatch.setattr(
+        Machine, "make_graph", lambda _, module, *__: graphs.append(module) or module
+    )
     machine = Machine(kind, torch.float32)
     machine.prepare(steps_of_ids(mode, parts), network)
     assert graphs == ([network] if expected == "graph" else [])
@@ -186,11 +213,16 @@ def test_training_steps_call_the_network_as_asked_for(
     assert torch.equal(machine.forward(network, IDS_BT), network(IDS_BT))
 
 
-def test_a_cuda_graph_that_computes_something_else_is_not_used(monkeypatch, capsys):
-    network, machine = make_small(), Machine(CUDA, torch.float32)
-    monkeypatch.setattr(device, "make_graph", lambda module, *_: lambda ids_BT: 2 * module(ids_BT))
+def test_a_network_that_becomes_no_cuda_graph_is_called_as_it_is(monkeypatch, capsys):
+    def fail(machine, network, ids_BT):
+        network(ids_BT).sum().backward()
+        raise RuntimeError("it reads a value\nand a long story")
+
+    network = make_small()
+    monkeypatch.setattr(Machine, "make_graph", fail)
+    machine = Machine(CUDA, torch.float32)
     machine.prepare(steps_of_ids(), network)
-    assert capsys.readouterr().err.endswith("without a CUDA graph: it computes something else\n")
+    assert capsys.readouterr().err.endswith("without a CUDA graph: it reads a value\n")
     assert torch.equal(machine.forward(network, IDS_BT), network(IDS_BT))
     assert all(parameter.grad is None for parameter in network.parameters())
 
