@@ -1,14 +1,9 @@
 """Write text with a trained model: python sample.py [RUN_DIR | CHECKPOINT.pt] [--key value ...]"""
 
-import sys
-
-if sys.version_info < (3, 11):
-    sys.exit(f"error: Quill needs Python 3.11 or newer; this is {sys.version.split()[0]}")
-
 import contextlib
 import itertools
 import math
-import os
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -19,7 +14,7 @@ from data.reader import read_text
 from data.tokenizer import describe_unknown
 from model import load
 from model.generate import GenerationConfig, first_character
-from model.system.errors import UserError, escape_control_chars, report_errors
+from model.system.errors import UserError, report_errors
 from model.system.files import atomic_write
 from model.trained import TrainedModel
 
@@ -49,17 +44,16 @@ class SampleConfig(TextConfig, GenerationConfig, DeviceConfig):
 def main(argv: list[str]) -> None:
     """Load a model. Continue a prompt or several, or score a file. Write the page."""
     parser = ConfigParser(SampleConfig, USAGE, "Write text with a trained model.")
-    metavar = "RUN_DIR | CHECKPOINT.pt"
-    parser.add_argument("checkpoint", nargs="?", metavar=metavar, help="default: the newest run")
+    parser.add_argument("checkpoint", nargs="?", help="RUN_DIR or a file; default: the newest run")
     flags = parser.parse(argv)
     name = flags.pop("checkpoint", None)
     config = make_config(SampleConfig, flags)
-    if sum(map(bool, (config.prompt, config.prompt_file, config.interactive, config.score))) > 1:
-        raise UserError("give one of prompt, prompt_file, interactive and score.")
+    for names in (("prompt", "prompt_file", "interactive", "score"), ("interactive", "attention")):
+        if sum(bool(getattr(config, key)) for key in names) > 1:
+            raise UserError(f"give only one of {', '.join(names)}.")
     if config.attention is not None and not config.attention.endswith(".html"):
         raise UserError(f"attention is {config.attention!r}. Name an .html file.")
-    options = {"device": config.device, "dtype": config.dtype, "texts": config.num_samples}
-    model = load(name, config.which, **options)
+    model = load(name, config.which, device=config.device, dtype=config.dtype)
     model.tokenizer.encode(config.stop, "stop")
     prompt = config.prompt
     if config.prompt_file is not None:
@@ -77,32 +71,24 @@ def main(argv: list[str]) -> None:
         if sys.stdout.isatty():
             print(flush=True)
     if config.attention is not None:
-        with atomic_write(Path(os.path.expanduser(config.attention))) as file:
+        with atomic_write(Path(config.attention)) as file:
             file.write(model.attention_page(text).encode("utf-8", "replace"))
 
 
 def read_input(name: str, model: TrainedModel) -> str:
     """Return the text of a file in the corpus's encoding, or of standard input, which is UTF-8."""
-    return read_text(Path(os.path.expanduser(name)), "utf-8" if name == "-" else model.encoding)
+    return read_text(Path(name), "utf-8" if name == "-" else model.encoding)
 
 
 def write(model: TrainedModel, prompt: str, config: SampleConfig) -> str:
     """Print the first text as it is written, then the others. Returns the first, for the page."""
     first = prompt or first_character(model.vocab)
-    show(prompt)
+    print(prompt, end="", flush=True)
     separator = "" if config.stop == "\n" else SEPARATOR  # texts that end at a line end are lines
     for i, piece in model.generate(prompt, config, config.stop):
-        if i == 0:
-            show(piece)
-            first += piece
-        else:
-            show(separator + prompt + piece)
+        first += piece if i == 0 else ""
+        print(piece if i == 0 else separator + prompt + piece, end="", flush=True)
     return first
-
-
-def show(text: str) -> None:
-    """Write to standard output at once."""
-    print(escape_control_chars(text, sys.stdout), end="", flush=True)
 
 
 def converse(model: TrainedModel, config: SampleConfig) -> None:

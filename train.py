@@ -3,8 +3,6 @@
 import sys
 import time
 
-if sys.version_info < (3, 11):
-    sys.exit(f"error: Quill needs Python 3.11 or newer; this is {sys.version.split()[0]}")
 START_TIME = time.perf_counter()  # of the program; its imports take a second or two
 
 import math

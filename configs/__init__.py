@@ -1,1 +1,6 @@
 """Settings, flags, the recipe. Imports no other folder."""
+
+import sys
+
+if sys.version_info < (3, 11):
+    sys.exit(f"error: Quill needs Python 3.11 or newer; this is {sys.version.split()[0]}")

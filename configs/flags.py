@@ -6,11 +6,14 @@ configs/settings.py says how a field is declared.
 import argparse
 import difflib
 import json
+import os
 import tomllib
 from collections.abc import Collection
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn, get_args, get_type_hints
+
+from configs.settings import PATH
 
 OTHER_NAMES = {  # nanoGPT's, for which the most similar name would mislead
     "start": "It is --prompt, of sample.py.",
@@ -44,20 +47,19 @@ class ConfigParser(argparse.ArgumentParser):
             group = self.add_argument_group(group_class.__doc__.rstrip("."))
             hints = get_type_hints(group_class, include_extras=True)
             for field in fields(group_class):
-                kind, *words = get_args(hints[field.name])  # its help, perhaps an interval
-                options = argument_type(kind, *words[1:])
+                kind, help_text, *marks = get_args(hints[field.name])
+                interval = [mark for mark in marks if mark[0] in "[("]
+                options, words = argument_type(kind, *interval), [help_text, *interval]
                 if field.name in by_recipe:
                     words.append(f"(by the recipe; {field.default} with a preset)")
                 elif field.default not in (None, ""):
                     words.append(f"(default {field.default})")
-                help_text = " ".join(words).replace("%", "%%")
-                group.add_argument(f"--{field.name}", help=help_text, **options)
+                options["help"] = " ".join(words).replace("%", "%%")
+                if PATH in marks:
+                    options |= {"type": absolute_path, "metavar": "PATH"}
+                group.add_argument(f"--{field.name}", **options)
 
     def error(self, message: str) -> NoReturn:
-        """End the program because of a wrong flag. argparse calls this."""
-        self.refuse(f"{message}. See --help.")
-
-    def refuse(self, message: str) -> NoReturn:
         """End the program with one line on standard error and exit status 2."""
         self.exit(2, f"error: {' '.join(message.split())}\n")
 
@@ -66,7 +68,7 @@ class ConfigParser(argparse.ArgumentParser):
         known = [action.dest for action in self._actions if action.dest != name]
         similar = difflib.get_close_matches(name, known, n=1)
         hint = f"Did you mean {similar[0]}?" if similar else "See --help."
-        self.refuse(f"unknown key {name!r}. {OTHER_NAMES.get(name, hint)}")
+        self.error(f"unknown key {name!r}. {OTHER_NAMES.get(name, hint)}")
 
     def parse(self, argv: list[str]) -> dict[str, Any]:
         """Return the values that are given, by name."""
@@ -74,7 +76,7 @@ class ConfigParser(argparse.ArgumentParser):
         for word in unknown:
             if word.startswith("--"):
                 self.refuse_key(word[2:].partition("=")[0])
-            self.refuse(f"unexpected argument {word!r}. See --help.")
+            self.error(f"unexpected argument {word!r}. See --help.")
         return {k: tuple(v) if isinstance(v, list) else v for k, v in vars(parsed).items()}
 
     def parse_preset(self, path: str) -> dict[str, Any]:
@@ -82,10 +84,8 @@ class ConfigParser(argparse.ArgumentParser):
         hint = "Name a text with --data, a run with --resume."
         try:
             values = tomllib.loads(Path(path).read_text("utf-8-sig"))
-        except OSError as error:
-            self.refuse(f"preset {path} cannot be read: {error.strerror}. {hint}")
-        except ValueError as error:
-            self.refuse(f"preset {path} is not valid TOML: {error}. {hint}")
+        except (OSError, ValueError) as error:
+            self.error(f"preset {path} cannot be read as TOML: {error}. {hint}")
         flags = []
         for name, value in values.items():
             if name not in self.keys:
@@ -96,6 +96,13 @@ class ConfigParser(argparse.ArgumentParser):
                 items = value if isinstance(value, list) else [value]
                 flags += [f"--{name}={item}" for item in items]
         return self.parse(flags)
+
+
+def absolute_path(text: str) -> str:
+    """Return a path that a run finds from another folder, too; - is standard input."""
+    if not text:
+        raise argparse.ArgumentTypeError("it is empty")
+    return text if text == "-" else os.path.abspath(os.path.expanduser(text))
 
 
 def argument_type(kind: Any, interval: str = "(-inf, inf)") -> dict[str, Any]:

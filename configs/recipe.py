@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 # Floating-point operations of a run without --minutes: its length in SIZES is 1.
-DEFAULT_FLOPS = {"cpu": 8.86e12, "other": 8.86e12, "gpu": 2.2e14}
+DEFAULT_FLOPS = {"cpu": 8.86e12, "gpu": 2.2e14}
 
 # A network is used if the text has at least so many characters (with fewer, it has more parameters
 # than help) and the run at least this length. The last such row counts.
@@ -39,6 +39,7 @@ SIZES = {
 }
 CHARS_PER_STEP = {"cpu": 2048, "gpu": 8192}
 MAX_READINGS = {"cpu": 24, "gpu": 28}  # of the text; more do not help
+LARGER_READINGS = 19  # rather than read the text so often, use the next larger network
 MIN_CHARS = 250_000  # that a run reads, however short the text
 
 # The first column says how easily the network can learn the text by heart: readings of the text
@@ -78,9 +79,9 @@ class Budget:
     """What the recipe depends on. The defaults are those of Tiny Shakespeare."""
 
     train_chars: int = 1_003_854
-    flops: float = DEFAULT_FLOPS["cpu"]  # of all training steps, as `step_flops` counts them
+    flops: float = 0.0  # of all training steps, as `step_flops` counts them; 0: a default run's
     minutes: float = 0.0  # of which `flops` is an estimate; 0: no time limit
-    device: str = "cpu"  # its kind: cpu, gpu or other
+    device: str = "cpu"  # PyTorch's name for its kind: cpu, cuda, mps
     # With --init_from, the size of its network is given:
     parameters: int = 0  # in its blocks; 0: the recipe chooses the network
     block_size: int = 0
@@ -101,15 +102,18 @@ def step_flops(parameters: int, chars: int) -> float:
 
 def recipe(budget: Budget) -> dict[str, Any]:
     """Return the value of every key that depends on the budget."""
-    length = budget.flops / DEFAULT_FLOPS[budget.device]
-    sizes = SIZES["gpu" if budget.device == "gpu" else "cpu"]
-    fitting = [row for row in sizes if budget.train_chars >= row[0] and length >= row[1]]
-    _, _, n_layer, n_embd, block_size = fitting[-1]
+    kind = "gpu" if budget.device == "cuda" else "cpu"
+    flops = budget.flops or DEFAULT_FLOPS[kind]
+    for min_chars, min_length, *size in SIZES[kind]:
+        often = step_flops(block_parameters(*size[:2]), LARGER_READINGS * budget.train_chars)
+        is_long = flops >= min(min_length * DEFAULT_FLOPS[kind], often)
+        if budget.train_chars >= min_chars and is_long:
+            n_layer, n_embd, block_size = size
     kind = "gpu" if block_size > 256 else "cpu"
     parameters = budget.parameters or block_parameters(n_layer, n_embd)
 
     # The run reads as much as the computation allows, but the text not too often.
-    affordable_chars = max(budget.flops, 1.0) / step_flops(parameters, 1)
+    affordable_chars = max(flops, 1.0) / step_flops(parameters, 1)
     useful_chars = max(MAX_READINGS[kind] * budget.train_chars, MIN_CHARS)
     chars = min(affordable_chars, useful_chars)
     readings = chars / budget.train_chars

@@ -71,30 +71,26 @@ class Corpus:
         for number in range(step * batch_size, (step + 1) * batch_size)[rows]:
             epoch, i = divmod(number, examples_per_epoch(self.train_chars, block_size))
             starts.append(shuffled_starts(self.train_chars, block_size, config.seed, epoch)[i])
-        return self.gather_examples(np.array(starts), block_size)
+        return gather_examples(self.ids_N, np.array(starts), block_size)
 
-    def eval_windows(self, block_size: int, chars: int) -> list[tuple[np.ndarray, int]]:
-        """Return (starts_B, T) of batches of so many characters that cover the validation split.
+    def eval_batches(
+        self, block_size: int, chars: int, processes: Processes
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield x_BT and y_BT of batches that cover the validation split: this process's share.
 
         Of a split of more than MAX_EVAL_CHARS, evenly spaced windows are used.
         """
         max_windows = max(1, MAX_EVAL_CHARS // block_size)
         windows = cut_windows(self.val_chars, block_size, chars, max_windows)
-        return [(self.train_chars + starts_B, T) for starts_B, T in windows]
-
-    def eval_batches(
-        self, block_size: int, chars: int, processes: Processes
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield x_BT and y_BT of this process's share of the batches of `eval_windows`."""
-        windows = self.eval_windows(block_size, chars)
         for starts_B, T in windows[processes.rank :: processes.world_size]:
-            yield self.gather_examples(starts_B, T)
+            yield gather_examples(self.ids_N, self.train_chars + starts_B, T)
 
-    def gather_examples(self, starts_B: np.ndarray, T: int) -> tuple[Tensor, Tensor]:
-        """Return x_BT, the T characters from each start, and y_BT, one character later."""
-        ids_BT = self.ids_N[starts_B[:, None] + np.arange(T + 1)].astype(np.int64)
-        x_BT, y_BT = torch.from_numpy(ids_BT[:, :-1]), torch.from_numpy(ids_BT[:, 1:])
-        return x_BT.contiguous(), y_BT.contiguous()
+
+def gather_examples(ids_N: np.ndarray, starts_B: np.ndarray, T: int) -> tuple[Tensor, Tensor]:
+    """Return x_BT, the T characters from each start, and y_BT, one character later."""
+    ids_BT = ids_N[starts_B[:, None] + np.arange(T + 1)].astype(np.int64)
+    x_BT, y_BT = torch.from_numpy(ids_BT[:, :-1]), torch.from_numpy(ids_BT[:, 1:])
+    return x_BT.contiguous(), y_BT.contiguous()
 
 
 def cut_windows(
@@ -149,7 +145,7 @@ def open_corpus(config: DataConfig, vocab: str = "") -> Corpus:
     if text.count(text[:1]) >= len(text):
         raise UserError(f"{name} is empty or repeats one character. There is nothing to learn.")
     tokenizer = CharTokenizer(extend_vocab(vocab, text))
-    ids_N = tokenizer.encode_corpus(text)
+    ids_N = tokenizer.encode(text)
     train, val = split(ids_N, config.val_fraction, config.val_split)
     train_chars = sum(map(len, train))
     if len(train) > 1:  # otherwise they are in order

@@ -1,7 +1,7 @@
 """Finds text files, by default Tiny Shakespeare, and reads them.
 
-For another format, such as JSON Lines, change TEXT_FILES in configs/settings.py, and make text of a
-file with that ending in `read_text`.
+For another format, such as JSON Lines, change TEXT_FILES, and make text of a file with that ending
+in `read_text`.
 """
 
 import hashlib
@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from configs.settings import TEXT_FILES
 from model.system.errors import UserError
 
+TEXT_FILES = ".txt"  # the files of a folder that are read; a file that is named is always read
 # Tiny Shakespeare is downloaded at first use, checked by its hash, and kept beside this file.
 URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"

@@ -17,25 +17,20 @@ class CharTokenizer:
 
     def __init__(self, vocab: str) -> None:
         self.vocab = vocab
-        # The id of each code point up to the largest known one; -1 for unknown characters.
-        codes_V = code_points(vocab)
-        self.id_of_code_point = np.full(int(codes_V.max()) + 2, -1, np.int64)
-        self.id_of_code_point[codes_V] = np.arange(len(vocab))
+        # The id of each code point up to the largest known one, in the smallest type that fits.
+        # Unknown characters have the id V.
+        codes_V, V = code_points(vocab), len(vocab)
+        self.id_of_code_point = np.full(int(codes_V.max()) + 2, V, np.min_scalar_type(V))
+        self.id_of_code_point[codes_V] = np.arange(V)
 
     def encode(self, text: str, name: str = "the text") -> np.ndarray:
-        """Return ids_T, int64. Raises UserError, which names the text and unknown characters."""
-        codes_T = code_points(text)
-        ids_T = self.id_of_code_point[np.minimum(codes_T, len(self.id_of_code_point) - 1)]
-        if (ids_T < 0).any():
-            raise UserError(f"{name} has {describe_unknown(text, self.vocab)}")
-        return ids_T
-
-    def encode_corpus(self, text: str) -> np.ndarray:
-        """Return ids_N in the smallest type that fits. All characters must be known."""
-        ids_of_code_points = self.id_of_code_point.astype(np.min_scalar_type(len(self.vocab) - 1))
-        ids_N = np.empty(len(text), ids_of_code_points.dtype)
+        """Return ids_N. Raises UserError, which names the text and its unknown characters."""
+        ids_N = np.empty(len(text), self.id_of_code_point.dtype)
         for chunk in chunks(len(text)):
-            ids_N[chunk] = ids_of_code_points[code_points(text[chunk])]
+            codes = np.minimum(code_points(text[chunk]), len(self.id_of_code_point) - 1)
+            ids_N[chunk] = self.id_of_code_point[codes]
+            if (ids_N[chunk] == len(self.vocab)).any():
+                raise UserError(f"{name} has {describe_unknown(text, self.vocab)}")
         return ids_N
 
     def decode(self, ids_T: np.ndarray) -> str:

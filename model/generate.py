@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from model.attention import Cache, uses_cache
-from model.networks import eval_mode
 from model.system.errors import AbortError
 
 
@@ -76,8 +75,9 @@ def generate(
 ) -> Iterator[tuple[int, str]]:
     """Yield (0, character) of the first text as it is written, then (i, text) of the others.
 
-    Each text continues `prompt`, and ends after max_new_tokens characters or after `stop`. The
-    random numbers of text i depend only on (seed, i), so other texts change it by rounding at most.
+    `model` is in eval mode. Each text continues `prompt`, and ends after max_new_tokens characters
+    or after `stop`. The random numbers of text i depend only on (seed, i), so other texts change it
+    by rounding at most.
     """
     B, start, block_size = config.num_samples, len(prompt), model.config.block_size
     device = next(model.parameters()).device
@@ -85,24 +85,23 @@ def generate(
     text_BT = np.empty((B, start + config.max_new_tokens), np.int64)
     text_BT[:, :start] = prompt
     texts, unfinished = [""] * B, set(range(B))
-    with eval_mode(model):
-        cache = Cache() if uses_cache(model) else None
-        for end in range(start, text_BT.shape[1]):
-            # Without a cache, the network reads the latest characters again, as in training.
-            first = max(0, end - block_size) if cache is None else cache.length
-            new_BT = torch.from_numpy(text_BT[:, first:end]).to(device)
-            for part_BT in new_BT.split(block_size, dim=1):  # a long prompt would take much memory
-                logits_BTV = model(part_BT) if cache is None else model(part_BT, cache)
-            logits_BV = logits_BTV[:, -1].float().cpu().numpy()
-            probs_BV = next_char_probs(logits_BV, text_BT[:, :end], config)
-            ids_B = sample_ids(probs_BV, np.array([rng.random() for rng in rngs]))
-            text_BT[:, end] = ids_B
-            for i in sorted(unfinished):
-                texts[i] += vocab[ids_B[i]]
-                if i == 0:
-                    yield 0, texts[0][-1]
-                if stop and texts[i].endswith(stop):
-                    unfinished.remove(i)
-            if not unfinished:
-                break
+    cache = Cache() if uses_cache(model) else None
+    for end in range(start, text_BT.shape[1]):
+        # Without a cache, the network reads the latest characters again, as in training.
+        first = max(0, end - block_size) if cache is None else cache.length
+        new_BT = torch.from_numpy(text_BT[:, first:end]).to(device)
+        for part_BT in new_BT.split(block_size, dim=1):  # a long prompt would take much memory
+            logits_BTV = model(part_BT) if cache is None else model(part_BT, cache)
+        logits_BV = logits_BTV[:, -1].float().cpu().numpy()
+        probs_BV = next_char_probs(logits_BV, text_BT[:, :end], config)
+        ids_B = sample_ids(probs_BV, np.array([rng.random() for rng in rngs]))
+        text_BT[:, end] = ids_B
+        for i in sorted(unfinished):
+            texts[i] += vocab[ids_B[i]]
+            if i == 0:
+                yield 0, texts[0][-1]
+            if stop and texts[i].endswith(stop):
+                unfinished.remove(i)
+        if not unfinished:
+            break
     yield from enumerate(texts[1:], start=1)

@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.networks import eval_mode
 from model.system.device import Machine
 
 
@@ -39,9 +38,12 @@ def cross_entropy(logits_BTV: Tensor, target: Tensor) -> Tensor:
 
 @torch.no_grad()  # inference_mode would spoil tensors that an edited network keeps for training
 def evaluate(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], machine: Machine) -> float:
-    """Mean loss of all characters of all batches (x_BT, y_BT), of all processes."""
+    """Return the mean loss of all characters of all batches (x_BT, y_BT), of all processes.
+
+    `model` is in eval mode.
+    """
     nats, chars = [], 0
-    with eval_mode(model), machine.autocast():
+    with machine.autocast():
         for batch in batches:
             x_BT, y_BT = machine.to_device(*batch)
             nats.append(cross_entropy(model(x_BT), y_BT) * y_BT.numel())

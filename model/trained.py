@@ -6,11 +6,12 @@ Shapes: N characters of a text, B windows of it, T time, V vocabulary.
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from configs.flags import make_config
 from configs.settings import DeviceConfig, TrainConfig
-from data.corpus import cut_windows
+from data.corpus import cut_windows, gather_examples
 from data.tokenizer import CharTokenizer
 from model.generate import GenerationConfig, first_character, generate
 from model.inspect.page import attention_page
@@ -27,16 +28,14 @@ class TrainedModel:
     A text may have characters of the vocabulary only; for others, a UserError names them.
     """
 
-    def __init__(
-        self, path: Path, device: str = "auto", dtype: str = "auto", texts: int = 1
-    ) -> None:
-        """Load the network of a checkpoint, to write so many texts at once."""
+    def __init__(self, path: Path, device: str = "auto", dtype: str = "auto") -> None:
+        """Load the network of a checkpoint."""
         saved = checkpoint.load(path)
         self.network, self.vocab = checkpoint.load_model(saved), saved.vocab
         self.tokenizer = CharTokenizer(saved.vocab)
         self.encoding = make_config(TrainConfig, saved.config).encoding  # of the corpus
-        config = DeviceConfig(device, dtype)
-        self.machine = sampling_machine(config, count_parameters(self.network), texts)
+        parameters = count_parameters(self.network)
+        self.machine = sampling_machine(DeviceConfig(device, dtype), parameters)
         self.network.to(self.machine.device)
         self.about = f"{path}, step {saved.step}, on {self.machine.device}"
 
@@ -63,20 +62,18 @@ class TrainedModel:
 
     def loss(self, text: str) -> float:
         """Return the nats per character, of all but the first, measured as in an evaluation."""
-        ids_N = torch.from_numpy(self.tokenizer.encode(text))
+        ids_N = self.tokenizer.encode(text)
         if len(ids_N) < 2:
             raise UserError(f"the text is {text!r}. A loss needs two characters or more.")
         chars = self.machine.eval_batch_chars(len(self.vocab))
-        batches = []
-        for starts_B, T in cut_windows(len(ids_N), self.network.config.block_size, chars):
-            positions_BT = torch.from_numpy(starts_B)[:, None] + torch.arange(T)
-            batches.append((ids_N[positions_BT], ids_N[positions_BT + 1]))
+        windows = cut_windows(len(ids_N), self.network.config.block_size, chars)
         with torch.inference_mode():
+            batches = (gather_examples(ids_N, starts_B, T) for starts_B, T in windows)
             return evaluate(self.network, batches, self.machine)
 
     def probs(self, text: str = "") -> dict[str, float]:
         """Return how probable each character is to come next, the likeliest first."""
-        ids_T = self.tokenizer.encode(text or first_character(self.vocab))
+        ids_T = self.tokenizer.encode(text or first_character(self.vocab)).astype(np.int64)
         ids_T = torch.from_numpy(ids_T[-self.network.config.block_size :]).to(self.machine.device)
         with torch.inference_mode(), self.machine.autocast():
             probs_V = self.network(ids_T[None])[0, -1].float().softmax(dim=-1)

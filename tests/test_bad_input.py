@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import os
 import shlex
 import shutil
 import subprocess
@@ -55,6 +56,8 @@ CASES = [
     ("train.py --n_embd 12 --n_head 4", "n_embd is 12", "multiple of 8", "heads, which is 4"),
     ("train.py --n_embd 130 --n_head 0", "n_embd is 130", "multiple of 4", "heads, which is 2"),
     ("train.py --gradient_accumulation_steps 3", "batch_size is 4", "multiple of", "1 x 3"),
+    ("train.py --bias", "the network quill has no setting bias"),
+    ("train.py --data ''", "argument --data: it is empty"),
     ("train.py --lr 1", "unknown key 'lr'. "),
     ("train.py --encoding missing", "encoding is 'missing'"),
     ("train.py folder", "preset folder cannot be read", "--resume"),
@@ -96,8 +99,9 @@ CASES = [
     ("sample.py --prompt_file latin.txt", "latin.txt is not utf-8"),
     ("sample.py --score empty.txt", "the text is ''. A loss needs two characters"),
     (r"sample.py --stop '\n'", "stop", r"'\\'", r"$'\n'"),
-    ("sample.py --prompt KATE --prompt_file good.txt", "one of", "prompt", "prompt_file"),
-    ("sample.py --score good.txt --interactive", "one of", "interactive", "score"),
+    ("sample.py --prompt KATE --prompt_file good.txt", "one of prompt, prompt_file"),
+    ("sample.py --score good.txt --interactive", "interactive, score"),
+    ("sample.py --attention a.html --interactive", "one of interactive, attention"),
     ("sample.py --attention runs/it/best.pt", "runs/it/best.pt", "Name an .html file"),
     ("sample.py --top_p 0", "argument --top_p: 0 is not in (0, 1]"),
     ("train.py --network missing", "network is 'missing'", "gpt, quill"),
@@ -191,6 +195,7 @@ def test_an_older_python_is_refused_in_one_line(command):
     code = "import runpy, sys; sys.version_info = (3, 10, 9); sys.version = '3.10.9 (main)'; "
     code += "runpy.run_path(sys.argv[1], run_name='__main__')"
     arguments = [sys.executable, "-c", code, str(ROOT / command)]
-    done = subprocess.run(arguments, check=False, capture_output=True, text=True)
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(arguments, check=False, capture_output=True, text=True, env=env)
     assert done.returncode == 1
     assert done.stderr == "error: Quill needs Python 3.11 or newer; this is 3.10.9\n"

@@ -170,8 +170,8 @@ def test_training_equals_a_plain_loop(
     for name, weight in model.state_dict().items():
         assert torch.allclose(saved[name], weight, rtol=1e-3, atol=1e-5), name
     nats = 0.0  # of the validation split, where the temperature is 1
-    for starts_B, T in corpus.eval_windows(16, 64):
-        x_BT, y_BT = corpus.gather_examples(starts_B, T)
+    model.eval()
+    for x_BT, y_BT in corpus.eval_batches(16, 64, Processes()):
         nats += F.cross_entropy(model(x_BT).flatten(0, 1), y_BT.flatten(), reduction="sum").item()
     val_loss = summary(Path("run"))["val_loss"]
     assert val_loss == pytest.approx(nats / (corpus.val_chars - 1), rel=1e-4)
@@ -281,13 +281,10 @@ def test_evaluations_do_not_change_training_and_are_repeatable(tiny, text_file):
     assert curve(Path("5"), "val")[-1] == curve(Path("16"), "val")[-1]
     saved, corpus = checkpoint.load("5/last.pt"), open_corpus(DataConfig((str(text_file),)))
     model = checkpoint.load_model(saved)
-    for mode in (True, False):
-        model.train(mode)
-        batches = [corpus.gather_examples(*window) for window in corpus.eval_windows(16, 64)]
-        loss = evaluate(model, batches, Machine(torch.device("cpu"), torch.float32))
-        assert loss == evaluate(model, batches, Machine(torch.device("cpu"), torch.float32))
-        assert loss == pytest.approx(saved.val_loss, rel=1e-2)  # in the dtype of the run
-        assert model.training == mode
+    batches = list(corpus.eval_batches(16, 64, Processes()))
+    loss = evaluate(model, batches, Machine(torch.device("cpu"), torch.float32))
+    assert loss == evaluate(model, batches, Machine(torch.device("cpu"), torch.float32))
+    assert loss == pytest.approx(saved.val_loss, rel=1e-2)  # in the dtype of the run
 
 
 def test_a_point_of_the_training_curve_is_the_mean_since_the_last_one(tiny, monkeypatch):
@@ -443,8 +440,8 @@ def test_the_average_is_that_of_the_weights_and_is_learned_from(tiny, text_file,
     corpus = open_corpus(DataConfig((str(text_file),)))
     cpu = torch.device("cpu")
     machine = Machine(cpu, choose_dtype("auto", cpu))
-    windows = corpus.eval_windows(16, machine.eval_batch_chars(len(saved.vocab)))
-    loss = evaluate(model, (corpus.gather_examples(*window) for window in windows), machine)
+    batches = corpus.eval_batches(16, machine.eval_batch_chars(len(saved.vocab)), Processes())
+    loss = evaluate(model.eval(), batches, machine)
     assert saved.val_loss == pytest.approx(loss, abs=1e-6)
 
 

@@ -10,6 +10,7 @@ with a GPTConfig, which it keeps as `config`. It has
 - blocks, an nn.ModuleList: the matrices in it are for Muon, all other parameters for AdamW.
 - max_length, how many characters it can read at once; None: any number. With positions in a table
   it is block_size; such a network leaves out the cache.
+- settings, the names of those OPTIONAL settings (configs/settings.py) that it has; () if left out.
 
 `make_network` makes it, and adds vocab_size. Its first loss should be near ln V. Whatever it
 remembers from one training step to the next must be in its state dict, or resuming is not exact.
@@ -18,15 +19,13 @@ tests/model/test_networks.py tests every network, also one of your own.
 Shapes: B batch, T time (characters), V vocabulary.
 """
 
-import contextlib
 import importlib
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from torch import nn
 
-from configs.settings import GPTConfig
+from configs.settings import OPTIONAL, GPTConfig, marked
 from model.system.errors import UserError
 
 FOLDER = Path(__file__).parent
@@ -46,9 +45,12 @@ def network_class(name: str) -> type[nn.Module]:
 
 
 def make_network(config: GPTConfig, vocab_size: int) -> nn.Module:
-    """The network that `config` names, with new weights."""
-    config = replace(config, n_head=count_heads(config))
-    model = network_class(config.network)(config, vocab_size)
+    """Return the network that `config` names, with new weights. Raises UserError if none fits."""
+    network = network_class(config.network)
+    for name in {*marked(GPTConfig, OPTIONAL)} - {*getattr(network, "settings", ())}:
+        if getattr(config, name) != getattr(GPTConfig, name):
+            raise UserError(f"the network {config.network} has no setting {name}. Leave it out.")
+    model = network(replace(config, n_head=count_heads(config)), vocab_size)
     model.vocab_size = vocab_size
     return model
 
@@ -70,14 +72,3 @@ def count_heads(config: GPTConfig) -> int:
 def count_parameters(model: nn.Module) -> int:
     """How many numbers are trained."""
     return sum(parameter.numel() for parameter in model.parameters())
-
-
-@contextlib.contextmanager
-def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Inside, the model is in eval mode; afterwards it is in the mode that it had before."""
-    was_training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was_training)

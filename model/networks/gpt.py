@@ -83,6 +83,8 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """A decoder-only transformer with learned positions, and one table as embedding and head."""
 
+    settings = ("bias",)
+
     def __init__(self, config: GPTConfig, vocab_size: int) -> None:
         super().__init__()
         self.config = config

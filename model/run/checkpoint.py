@@ -20,7 +20,7 @@ from model.networks import make_network
 from model.system.errors import UserError
 from model.system.files import atomic_write
 
-MAGIC = b"QUILLPT9"  # changes when an older file cannot be used any more
+MAGIC = b"QUILLPT8"  # changes when an older file cannot be used any more
 
 
 @dataclass
@@ -28,7 +28,8 @@ class RunState:
     """The numbers that say how far a run is. Losses are in nats per character."""
 
     step: int = 0  # how many training steps are done
-    loss_sum: float = 0.0  # training losses of the steps since the last point of the curve
+    loss_sum: float = 0.0  # of the training losses since the last point of the curve
+    loss_steps: int = 0  # how many steps these are
     train_loss: float | None = None  # the last point of the training curve
     val_loss: float | None = None  # the last evaluation, at val_step
     val_step: int | None = None
@@ -90,11 +91,10 @@ def resolve(name: str | None, which: str) -> Path:
             raise UserError("there is no run under runs/. Train with python train.py.")
         name = runs[-1].parent
     path = Path(os.path.expanduser(name))
-    if not os.path.isdir(path):
-        return path
-    if which == "best" and (path / "best.pt").exists():
-        return path / "best.pt"
-    return path / "last.pt"
+    if os.path.isdir(path):
+        has_best = (path / "best.pt").exists()
+        path /= "best.pt" if which == "best" and has_best else "last.pt"
+    return path
 
 
 def load_weights(checkpoint: Checkpoint, model: nn.Module) -> None:
@@ -115,7 +115,6 @@ def load_weights(checkpoint: Checkpoint, model: nn.Module) -> None:
 
 def load_model(checkpoint: Checkpoint) -> nn.Module:
     """The network of a checkpoint, on the CPU, in eval mode."""
-    config = make_config(TrainConfig, checkpoint.config)
-    model = make_network(config, len(checkpoint.vocab))
+    model = make_network(make_config(TrainConfig, checkpoint.config), len(checkpoint.vocab))
     load_weights(checkpoint, model)
     return model.eval()

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -24,11 +25,11 @@ from model.generate import GenerationConfig, first_character, generate
 from model.inspect.maps import MAP_CHARS, draw_weights
 from model.inspect.record import record_attention
 from model.loss import evaluate
-from model.networks import count_parameters, eval_mode
+from model.networks import count_parameters
 from model.run import checkpoint
 from model.run.checkpoint import Checkpoint, RunState
 from model.system.device import Machine
-from model.system.errors import print_line, quote, require_finite
+from model.system.errors import UserError, print_line, quote, require_finite
 from model.system.files import atomic_write
 
 SAVE_SECONDS = 600  # last.pt is saved at least so often
@@ -83,6 +84,7 @@ class Run:
 
     def open_logs(self) -> None:
         """Write config.toml. Open TensorBoard's files: "train" and "val" share a chart."""
+        (self.run_dir / "summary.json").unlink(missing_ok=True)  # the result of an earlier command
         with atomic_write(self.run_dir / "config.toml") as file:
             file.write(to_toml(replace(self.config, device=self.machine.device.type)).encode())
         # A killed run may have logged more steps than it has saved. They are dropped, since the
@@ -107,7 +109,7 @@ class Run:
             yield step
             self.state.step += 1
             self.update()
-            if self.seconds() - self.state.seconds > SAVE_SECONDS:
+            if self.unsaved_seconds > SAVE_SECONDS:
                 self.save()
                 if self.is_main and self.bar.disable:  # a log file or a notebook
                     print_line(f"step {self.state.step:>6}  saved  {self.clock()}", sys.stdout)
@@ -132,15 +134,18 @@ class Run:
             seconds = self.seconds() - state.start_seconds
             available = 60 * self.config.minutes - state.start_seconds - state.eval_seconds
             progress = max(progress, seconds / max(available, 1e-9))
-        received = max(self.signals, default=0)
-        progress, signal = self.machine.processes.max(min(progress, 1.0), received)
+        values = min(progress, 1.0), max(self.signals, default=0), self.seconds() - state.seconds
+        progress, signal, self.unsaved_seconds = self.machine.processes.max(*values)
         # Progress never falls, even if an evaluation takes less time than the one before.
-        self.progress, self.signal = max(self.progress, progress), int(signal)
+        if self.progress < 1:  # a signal in the last evaluation changes nothing
+            self.signal = int(signal)
+        self.progress = max(self.progress, progress)
         self.bar.total = round(state.step / self.progress) if state.step else self.config.max_iters
         self.bar.update(state.step - self.bar.n)
 
     def evaluate(self) -> None:
         """Measure the validation loss, report it, save."""
+        self.average.eval()
         state, config = self.state, self.config
         self.machine.synchronize()  # a GPU may still have steps to do
         start_time = time.perf_counter()
@@ -162,6 +167,7 @@ class Run:
         if state.step == 0:
             state.start_seconds = self.seconds()
         self.save(is_best)
+        self.model.train()
         self.lap_step, self.lap_time = state.step, time.perf_counter()
 
     def log_evaluation(self, is_best: bool) -> None:
@@ -172,7 +178,7 @@ class Run:
             line += f"  train loss {state.train_loss:.4f}"
         line += f"  val loss {state.val_loss:.4f}"
         if state.chars_per_second > 0:
-            line += f"  {state.chars_per_second:>9,.0f} characters/s"
+            line += f"  {state.chars_per_second:,.0f} characters/s"
         line += f"  {self.clock()}"
         if is_best:
             line += "  best so far"
@@ -197,10 +203,10 @@ class Run:
     def log_maps(self) -> None:
         """Draw what each head looks at in the first characters of the validation text."""
         length = min(self.config.block_size, MAP_CHARS)
-        x_BT, _ = self.corpus.gather_examples(np.array([self.corpus.train_chars]), length)
-        text = "".join(self.corpus.tokenizer.vocab[id_] for id_ in x_BT[0])
-        with eval_mode(self.average), record_attention(self.average) as calls:
-            self.average(x_BT.to(self.machine.device))
+        ids_T = self.corpus.ids_N[self.corpus.train_chars :][:length].astype(np.int64)
+        text = self.corpus.tokenizer.decode(ids_T)
+        with record_attention(self.average) as calls:
+            self.average(torch.from_numpy(ids_T)[None].to(self.machine.device))
         for block, call in calls:
             for head, weights_TT in enumerate(call.weights_BHTS[0].float().cpu(), start=1):
                 image_HWC = draw_weights(weights_TT, text)
@@ -208,13 +214,15 @@ class Run:
                 self.logs["val"].add_image(tag, image_HWC, self.state.step, dataformats="HWC")
 
     def log_training(self, grad_norm: Tensor, lr: float) -> None:
-        """After every log_interval steps, add their mean loss to the training curve."""
-        step, processes = self.state.step + 1, self.machine.processes
+        """Every log_interval steps, add their mean loss to the training curve."""
+        state, step = self.state, self.state.step + 1
+        state.loss_steps += 1
         if step % self.config.log_interval > 0:
             return
-        loss_sum = processes.sum(self.loss_sum.item()) / processes.world_size
-        loss = self.state.train_loss = loss_sum / self.config.log_interval
+        self.share_loss_sum()
+        loss = state.train_loss = state.loss_sum / state.loss_steps
         self.loss_sum.zero_()
+        state.loss_steps = 0
         require_finite("training loss", loss, step)
         self.bar.set_postfix_str(f"loss {loss:.3f}", refresh=False)
         if self.is_main:
@@ -222,9 +230,16 @@ class Run:
             self.logs["train"].add_scalar("optimizer/learning_rate", lr, step)
             self.logs["train"].add_scalar("optimizer/grad_norm", grad_norm.item(), step)
 
+    def share_loss_sum(self) -> None:
+        """Give each process the mean of all, so that a resumed run goes on with the same number."""
+        processes = self.machine.processes
+        self.loss_sum.fill_(processes.sum(self.loss_sum.item()) / processes.world_size)
+        self.state.loss_sum = self.loss_sum.item()
+
     def save(self, is_best: bool = False) -> None:
         """Write last.pt. If this is the best model so far, write best.pt first."""
-        self.state.seconds, self.state.loss_sum = self.seconds(), self.loss_sum.item()
+        self.state.seconds = self.seconds()
+        self.share_loss_sum()
         if not self.is_main:
             return
         weights = [*self.model.parameters(), *self.average.parameters()]
@@ -252,6 +267,10 @@ class Run:
         self.model.load_state_dict(saved.trained or self.average.state_dict())
         if saved.optimizers:
             for optimizer, values in zip(self.optimizers, saved.optimizers, strict=True):
+                # PyTorch goes by their order. After an edit, it would swap equal shapes silently.
+                groups = zip(optimizer.param_groups, values["param_groups"], strict=True)
+                if any(ours["param_names"] != theirs["param_names"] for ours, theirs in groups):
+                    raise UserError("the checkpoint has the layers of model/ in another order.")
                 optimizer.load_state_dict(values)
         if saved.scaler:
             self.scaler.load_state_dict(saved.scaler)
@@ -265,9 +284,18 @@ class Run:
             return
         self.bar.close()
         state, best, run = self.state, self.state.best_val_loss, quote(self.run_dir)
-        summary = vars(state) | {"parameters": count_parameters(self.model)}
-        summary |= {"device": str(self.machine.device), "dtype": self.machine.dtype_name}
-        summary |= {"train_chars": self.corpus.train_chars, "val_chars": self.corpus.val_chars}
+        summary = vars(state) | {
+            "iters": state.step,
+            "best_iter": state.best_step,
+            "bits_per_char": None if best is None else best / math.log(2),
+            "params": count_parameters(self.model),
+            "vocab_size": len(self.corpus.tokenizer.vocab),
+            "train_chars": self.corpus.train_chars,
+            "val_chars": self.corpus.val_chars,
+            "device": str(self.machine.device),
+            "dtype": self.machine.dtype_name,
+            "torch": torch.__version__,
+        }
         with atomic_write(self.run_dir / "summary.json") as file:
             file.write(json.dumps(summary, indent=2).encode() + b"\n")
         lines = []

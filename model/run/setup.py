@@ -3,8 +3,7 @@
 import os
 import statistics
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,15 +11,15 @@ from typing import Any
 import torch
 
 from configs.flags import ConfigParser, make_config
-from configs.recipe import DEFAULT_FLOPS, Budget, block_parameters, recipe, step_flops
-from configs.settings import TrainConfig
+from configs.recipe import Budget, block_parameters, recipe, step_flops
+from configs.settings import INHERITED, RESUMABLE, TrainConfig, marked
 from data.corpus import Corpus, open_corpus
 from data.reader import is_pipe
 from model.loss import cross_entropy
 from model.networks import count_heads, make_network
 from model.optim import make_optimizers
 from model.run.checkpoint import Checkpoint, load, resolve
-from model.system.device import Machine, device_kind, training_machine
+from model.system.device import Machine, training_machine
 from model.system.errors import UserError, quote
 from model.system.files import lock_run_dir, new_run_dir
 from model.system.processes import Processes
@@ -33,51 +32,33 @@ DESCRIPTION = """\
 Train a character-level GPT. Without a preset, the recipe (configs/recipe.py) chooses the settings
 that no flag gives (but n_head, while it is 0, follows n_embd). A preset is a file of settings; the
 others have their defaults."""
-# What --resume may change
-RESUMABLE = ("data", "max_iters", "minutes", "eval_interval")
-RESUMABLE += ("device", "dtype", "compile", "gradient_accumulation_steps")
-# What --init_from takes from the other run. Other sizes would not fit its weights; with another
-# split, they might know the validation text.
-INHERITED = ("network", "n_layer", "n_head", "n_embd", "bias", "val_fraction", "val_split")
 
 
 def parse_train_command(argv: list[str]) -> Values:
     """Return what the flags and the preset give, by name; also "preset" and "resume"."""
     parser = ConfigParser(TrainConfig, USAGE, DESCRIPTION, by_recipe=recipe(Budget()))
     parser.add_argument("preset", nargs="?", metavar="PRESET.toml", help="a file of keys")
-    resume_help = f"continue a run; may change {', '.join(RESUMABLE)}"
-    parser.add_argument("--resume", metavar="RUN_DIR", help=resume_help)
+    resumable = marked(TrainConfig, RESUMABLE)
+    resume_help = f"continue a run; may change {', '.join(resumable)}"
+    parser.add_argument("--resume", metavar="RUN_DIR", type=os.path.expanduser, help=resume_help)
     given = parser.parse(argv)
     if "resume" in given:
-        for name in sorted(given.keys() - {"resume", *RESUMABLE}):
-            parser.refuse(f"{name} cannot be changed in a resumed run.")
+        for name in sorted(given.keys() - {"resume", *resumable}):
+            parser.error(f"{name} cannot be changed in a resumed run.")
     if "preset" in given:
         given = parser.parse_preset(given["preset"]) | given
     paths = given.get("data", ())
     if len(paths) > 1 and paths[-1].endswith(".toml"):
-        parser.refuse(f"data includes {paths[-1]}. Put a preset before the flags.")
-    if paths:
-        given["data"] = tuple(map(absolute_path, paths))
-    if "init_from" in given:
-        given["init_from"] = absolute_path(given["init_from"])
+        parser.error(f"data includes {paths[-1]}. Put a preset before the flags.")
     return given
 
 
-def absolute_path(path: str) -> str:
-    """Return a path that --resume finds from another folder, too; - is standard input."""
-    return path if path == "-" else os.path.abspath(os.path.expanduser(path))
-
-
-@contextmanager
-def open_run_dir(given: Values, processes: Processes) -> Iterator[Path]:
-    """Open the directory of --resume, or a new one. The main process locks it."""
-    opened = nullcontext()
-    if processes.is_main and "resume" in given:
-        opened = lock_run_dir(Path(given["resume"]).expanduser())
-    elif processes.is_main:
-        opened = new_run_dir(given.get("out_dir"))
-    with opened as run_dir:
-        yield processes.broadcast(run_dir)
+def open_run_dir(given: Values, processes: Processes) -> AbstractContextManager[Path | None]:
+    """Return the directory of --resume, or a new one. The main process locks it."""
+    if "resume" in given:
+        run_dir = Path(given["resume"].removesuffix("/last.pt"))
+        return lock_run_dir(run_dir) if processes.is_main else nullcontext(run_dir)
+    return new_run_dir(given.get("out_dir")) if processes.is_main else nullcontext()
 
 
 def set_up(
@@ -85,7 +66,8 @@ def set_up(
 ) -> tuple[TrainConfig, Checkpoint, Corpus, Machine]:
     """Return the settings, the checkpoint to start from, the text, the machine."""
     saved, inherited = load_start(given, run_dir)
-    config = merge_settings(given, inherited, chosen={})
+    settings = inherited | given
+    config = make_config(TrainConfig, settings)  # perhaps without what the recipe chooses
     machine = training_machine(config, processes)
     if processes.world_size > 1 and any(map(is_pipe, config.data or ())):
         raise UserError("several processes cannot read the same stream. Name files with --data.")
@@ -97,10 +79,11 @@ def set_up(
         )
     corpus.require_length(config.block_size)
     if "preset" not in given and "resume" not in given:
-        chosen = choose_settings(config, saved, corpus, machine)
-        config = merge_settings(given, inherited, chosen)
-    config = replace(config, n_head=count_heads(config), dtype=machine.dtype_name)
-    return config, saved, corpus, machine
+        settings = choose_settings(config, saved, corpus, machine) | settings
+    config = make_config(TrainConfig, settings)
+    facts = {"n_head": count_heads(config), "dtype": machine.dtype_name}
+    facts["out_dir"] = None  # a run may be moved
+    return replace(config, **facts), saved, corpus, machine
 
 
 def load_start(given: Values, run_dir: Path) -> tuple[Checkpoint, Values]:
@@ -122,45 +105,35 @@ def load_start(given: Values, run_dir: Path) -> tuple[Checkpoint, Values]:
         return Checkpoint(), {}
     saved = load(resolve(given["init_from"], "best"))
     theirs = vars(make_config(TrainConfig, saved.config))
-    for name in INHERITED:
+    kept = marked(TrainConfig, INHERITED)
+    for name in kept:
         if given.get(name, theirs[name]) != theirs[name]:
             raise UserError(f"{name} must be {theirs[name]}, as in {given['init_from']}.")
-    inherited = {name: theirs[name] for name in (*INHERITED, "block_size")}
+    inherited = {name: theirs[name] for name in (*kept, "block_size")}  # which a flag may change
     return Checkpoint(config=saved.config, vocab=saved.vocab, model=saved.model), inherited
-
-
-def merge_settings(given: Values, inherited: Values, chosen: Values) -> TrainConfig:
-    """Take each setting from the first that has it: given, inherited, chosen, the defaults."""
-    # A run may be moved, so its directory is no setting.
-    return make_config(TrainConfig, chosen | inherited | given | {"out_dir": None})
 
 
 def choose_settings(
     config: TrainConfig, saved: Checkpoint, corpus: Corpus, machine: Machine
 ) -> Values:
     """Ask the recipe. It depends on the text, the device, the time, and the weights if any."""
-    kind = device_kind(machine.device)
-    flops = DEFAULT_FLOPS[kind]
+    budget = Budget(
+        train_chars=int(len(corpus.ids_N) * (1 - config.val_fraction)),  # for every val_split
+        minutes=config.minutes,
+        device=machine.device.type,
+        parameters=sum(x.numel() for name, x in saved.model.items() if name.startswith("blocks.")),
+        block_size=saved.config.get("block_size", 0),
+    )
     if config.minutes:
         speed = measure_speed(machine, len(corpus.tokenizer.vocab))
         [seconds] = machine.processes.max(machine.processes.seconds())
-        flops = speed * max(60 * config.minutes - seconds, 0.0)
-    sizes = [x.numel() for name, x in saved.model.items() if name.startswith("blocks.")]
-    budget = Budget(
-        train_chars=int(len(corpus.ids_N) * (1 - config.val_fraction)),  # for every val_split
-        flops=flops,
-        minutes=config.minutes,
-        device=kind,
-        parameters=sum(sizes),
-        block_size=saved.config.get("block_size", 0),
-    )
+        budget = replace(budget, flops=speed * max(60 * config.minutes - seconds, 1e-9))
     return recipe(budget)
 
 
 def measure_speed(machine: Machine, vocab_size: int) -> float:
     """Train the default network for a second. Return its floating-point operations per second."""
-    kind = device_kind(machine.device)
-    config = make_config(TrainConfig, recipe(Budget(flops=DEFAULT_FLOPS[kind], device=kind)))
+    config = make_config(TrainConfig, recipe(Budget(device=machine.device.type)))
     model = make_network(config, vocab_size).to(machine.device)
     optimizers = make_optimizers(model, config, muon_dtype=machine.dtype)
     x_BT = torch.randint(vocab_size, (config.batch_size, config.block_size), device=machine.device)

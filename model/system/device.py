@@ -16,11 +16,11 @@ from configs.settings import CompileConfig, DeviceConfig, TrainConfig
 from model.system.errors import UserError, print_line
 from model.system.processes import Processes
 
-CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container: "200000 100000" stands for 2 CPUs
+CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container: "250000 100000" stands for 2.5 CPUs
 CPU_EVAL_CHARS = 4096  # in an evaluation batch: fits the processor's cache
 # What follows was chosen by a few measurements on an H100 (docs/experiments.md, 2026-11-26).
 GPU_EVAL_CHARS, GPU_EVAL_LOGITS = 65_536, 2**25  # the latter are 128 MB
-CPU_PARAMETERS, CPU_SAMPLES = 10_000_000, 8  # up to these, a CPU samples as fast
+CPU_PARAMETERS = 10_000_000  # up to these, a CPU writes a few texts as fast as a GPU
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,12 @@ class Machine:
     fast: dict[nn.Module, nn.Module] = field(default_factory=dict)  # what `forward` calls
 
     def __str__(self) -> str:
-        """For a person: "cpu (2 threads), bfloat16"."""
+        """For a person: "cpu (threads: 2), bfloat16"."""
         name, count = str(self.device), self.processes.world_size
         if self.device.type == "cuda":
             name += f" ({torch.cuda.get_device_name(self.device)})"
         if self.device.type == "cpu":
-            threads = torch.get_num_threads()
-            name += f" ({threads} thread{'s' if threads > 1 else ''})"
+            name += f" (threads: {torch.get_num_threads()})"
         return f"{name}, {self.dtype_name}" + (f", {count} processes" if count > 1 else "")
 
     @property
@@ -86,21 +85,21 @@ class Machine:
         them as they are.
         """
         world_size, parts = self.processes.world_size, config.gradient_accumulation_steps
-        has_graph = self.device.type == "cuda" and world_size == parts == 1
-        if config.compile == "off" or (config.compile == "auto" and not has_graph):
+        if config.compile == "on":
+            make_faster, what = self.compile, "torch.compile"
+            if self.processes.is_main:
+                print_line("compiling the network, which takes up to a minute or two", sys.stdout)
+        elif config.compile == "auto" and self.device.type == "cuda" and world_size == parts == 1:
+            make_faster, what = self.make_graph, "a CUDA graph"
+        else:
             return
-        is_compiled = config.compile == "on"
-        if is_compiled and self.processes.is_main:
-            print_line("compiling the network, which takes up to a minute or two", sys.stdout)
         size = max(1, config.batch_size // (world_size * parts)), config.block_size
         for network in dict.fromkeys(networks):  # the average may be the network itself
             buffers = [(buffer, buffer.clone()) for buffer in network.buffers()]
             ids_BT = torch.zeros(size, dtype=torch.int64, device=next(network.parameters()).device)
             try:
-                make_faster = self.compile if is_compiled else self.make_graph
                 self.fast[network] = make_faster(network, ids_BT)
             except Exception as error:  # of many types
-                what = "torch.compile" if is_compiled else "a CUDA graph"
                 problem = str(error).strip().partition("\n")[0]
                 print_line(f"warning: training without {what}: {problem}", sys.stderr)
                 return
@@ -175,8 +174,7 @@ def choose_device(name: str, processes: Processes) -> torch.device:
             torch.cuda.set_device(device)  # otherwise GPU 0 is used, too
         (torch.zeros(1, device=device) + 1).cpu()  # PyTorch may have no kernels for an old GPU
     except (RuntimeError, AssertionError, ImportError) as error:
-        first_line = str(error).strip().partition("\n")[0]
-        problem = first_line.partition(". ")[0].rstrip(".")  # its first sentence
+        problem = str(error).strip().partition("\n")[0].partition(". ")[0]  # its first sentence
         raise UserError(
             f"device is {name!r}: {problem}. Use auto, cpu, cuda, cuda:N or mps."
         ) from None
@@ -188,12 +186,7 @@ def limit_threads() -> None:
     with contextlib.suppress(OSError, ValueError):  # no such file; "max 100000" is no limit
         quota, period = map(int, CPU_QUOTA.read_text().split())
         if "OMP_NUM_THREADS" not in os.environ:
-            torch.set_num_threads(min(torch.get_num_threads(), -(-quota // period)))
-
-
-def device_kind(device: torch.device) -> str:
-    """What the recipe knows of a device: cpu, gpu (CUDA), or other."""
-    return {"cpu": "cpu", "cuda": "gpu"}.get(device.type, "other")
+            torch.set_num_threads(min(torch.get_num_threads(), max(1, quota // period)))
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:
@@ -241,13 +234,14 @@ def keep_freed_memory() -> None:
         libc.mallopt(-1, 1 << 30)  # M_TRIM_THRESHOLD
 
 
-def sampling_machine(config: DeviceConfig, parameters: int, texts: int) -> Machine:
+def sampling_machine(config: DeviceConfig, parameters: int) -> Machine:
     """The machine to sample on, in float32 unless another dtype is asked for.
 
-    A small network writes few texts no faster on a GPU, nor in less precision.
+    A small network writes a few texts no faster on a GPU, nor in less precision.
     """
-    is_small = parameters <= CPU_PARAMETERS and texts <= CPU_SAMPLES
-    name = "cpu" if config.device == "auto" and is_small else config.device
+    name = config.device
+    if name == "auto" and parameters <= CPU_PARAMETERS:
+        name = "cpu"
     device = choose_device(name, Processes())
     return Machine(device, choose_dtype(config.dtype.replace("auto", "float32"), device))
 

@@ -5,7 +5,6 @@ import functools
 import gc
 import math
 import os
-import re
 import shlex
 import signal
 import sys
@@ -14,8 +13,6 @@ from pathlib import Path
 from typing import TextIO
 
 from tqdm import tqdm
-
-LESS_MEMORY = "Use a larger --gradient_accumulation_steps, a smaller network, a shorter text."
 
 # At its end, Python would look for garbage among PyTorch's objects, which takes 0.7 s.
 atexit.register(gc.freeze)
@@ -54,7 +51,10 @@ def report_errors(main: Callable[[list[str]], None]) -> Callable[..., int]:
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-            print_line(f"error: out of memory. {LESS_MEMORY}", sys.stderr)
+            advice = (
+                "Use a larger --gradient_accumulation_steps, a smaller network, a shorter text."
+            )
+            print_line(f"error: out of memory. {advice}", sys.stderr)
             return 1
         return 0
 
@@ -83,16 +83,9 @@ def print_line(text: str, stream: TextIO) -> None:
     """
     try:
         with tqdm.external_write_mode(stream):
-            print(escape_control_chars(text, stream), file=stream, flush=True)
+            print(text, file=stream, flush=True)
     except OSError:
         discard_output(stream)
-
-
-def escape_control_chars(text: str, stream: TextIO) -> str:
-    """`text` without the control characters by which a corpus could take over a terminal."""
-    if not stream.isatty():
-        return text
-    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", "\N{REPLACEMENT CHARACTER}", text)
 
 
 def discard_output(stream: TextIO) -> None:

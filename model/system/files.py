@@ -1,6 +1,7 @@
 """Files that are written whole or not at all; run directories and their locks."""
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterator
 from datetime import datetime
@@ -9,23 +10,25 @@ from typing import BinaryIO
 
 from model.system.errors import UserError, quote
 
+NO_FSYNC = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)  # some network file systems refuse it
+
 
 @contextlib.contextmanager
 def atomic_write(path: Path) -> Iterator[BinaryIO]:
     """A file to write that replaces `path` once it is complete and on disk.
 
-    Raises OSError if the disk is full or not writable; then `path` is as it was.
+    If that fails, as on a full disk, `path` is as it was, and a file beside it ends with .tmp.
     """
     temporary = path.with_name(path.name + ".tmp")  # that of a killed process is replaced
-    try:
-        with open(temporary, "wb") as file:
-            yield file
-            file.flush()
+    with open(temporary, "wb") as file:
+        yield file
+        file.flush()
+        try:
             os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
+        except OSError as error:
+            if error.errno not in NO_FSYNC:
+                raise
+    temporary.replace(path)
 
 
 @contextlib.contextmanager

@@ -7,7 +7,6 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -15,7 +14,6 @@ from torch import nn
 
 from model.system.errors import AbortError, UserError, print_line
 
-T = TypeVar("T")
 STOPPING = b"\nThe run saves and stops after this step or evaluation. Ctrl-C again stops at once.\n"
 
 
@@ -34,7 +32,8 @@ class Processes:
         self.world_size, self.rank = int(variables.get("WORLD_SIZE", 1)), 0
         if self.world_size > 1:
             self.rank = int(variables["RANK"])
-            self.local_rank = int(variables["LOCAL_RANK"])  # the number of its GPU
+            gpus = max(1, torch.cuda.device_count())
+            self.local_rank = int(variables.get("LOCAL_RANK", self.rank % gpus))  # its GPU's number
         self.is_main = self.rank == 0
 
     def __enter__(self) -> "Processes":
@@ -94,13 +93,6 @@ class Processes:
             gradient.copy_(mean.view_as(gradient))
         for buffer in model.buffers():
             dist.broadcast(buffer, 0)
-
-    def broadcast(self, value: T) -> T:
-        """Give the main process's value to every process."""
-        values = [value]
-        if self.world_size > 1:
-            dist.broadcast_object_list(values)
-        return values[0]
 
     def sum(self, value: float) -> float:
         """The sum of a value over all processes. Every process gets it."""

@@ -6,7 +6,7 @@
 The first network is A, the second is B. Flags of train.py go to both, --a.KEY and --b.KEY to one of
 them. Whole runs take turns; nothing else should run meanwhile. None reads the validation text: it
 is cut off first, and the rest is split again in the same way. A network whose loss means nothing
-is refused (tests/benchmarks/mistakes.py).
+is refused: a test in tests/model/test_networks.py finds it.
 
 Equal time: if the speeds differ by more than 3 %, A is trained again with as many steps as it can
 make in B's time. The answer is about equal time.
@@ -29,7 +29,6 @@ from configs.settings import TrainConfig
 from data.corpus import open_corpus
 from model.run.setup import parse_train_command
 from model.system.errors import UserError, report_errors
-from tests.benchmarks.mistakes import find_mistake
 
 ROOT = Path(__file__).parents[2]
 SAME_SPEED = 0.03  # speeds that differ by less are equal
@@ -66,8 +65,7 @@ def answer(low: float, high: float, a: str) -> str:
 
 def parse(argv: list[str]) -> tuple[argparse.Namespace, list[list[str]]]:
     """compare's own arguments; flags for train.py: those of A, those of B, and the text's."""
-    usage = "python -m tests.benchmarks.compare A B [--key value ...] [--a.key value ...]"
-    parser = argparse.ArgumentParser(usage=usage, description=__doc__, allow_abbrev=False)
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("networks", nargs=2, help="files in model/networks, without .py")
     parser.add_argument("--seeds", type=int, default=3, help="runs of each (default 3)")
@@ -85,17 +83,13 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[list[str]]]:
     for given in map(parse_train_command, flags):
         if wrong := sorted(REFUSED & given.keys()):
             raise UserError(f"{wrong[0]} cannot be given here.")
-        config = make_config(TrainConfig, given)
-        if mistake := find_mistake(config, vocab_size=65):
-            raise UserError(f"the network {config.network} {mistake}.")
+    name = "tests/model/test_networks.py::test_the_loss_means_something"
+    command = [sys.executable, "-m", "pytest", "-n0", "--tb=line"]
+    command += [f"{name}[{network}]" for network in args.networks]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise UserError(f"a network fails its test: {result.stdout[-300:]}")
     return args, flags
-
-
-def write_training_part(flags: list[str], path: Path) -> None:
-    """The text of these flags, without what validates."""
-    corpus = open_corpus(make_config(TrainConfig, parse_train_command(flags)))
-    vocab, ids_N = corpus.tokenizer.vocab, corpus.ids_N[: corpus.train_chars]
-    path.write_text("".join(map(vocab.__getitem__, ids_N.tolist())), "utf-8")
 
 
 def train(flags: list[str], text: Path, seed: int, out_dir: Path) -> dict[str, Any]:
@@ -106,7 +100,7 @@ def train(flags: list[str], text: Path, seed: int, out_dir: Path) -> dict[str, A
         sys.exit(status)
     run = json.loads((out_dir / "summary.json").read_text("utf-8"))
     config = tomllib.loads((out_dir / "config.toml").read_text("utf-8"))
-    chars = run["step"] * config["batch_size"] * config["block_size"]
+    chars = run["iters"] * config["batch_size"] * config["block_size"]
     print(f"{out_dir}: {run['val_loss']:.4f}", flush=True)
     return run | {"step_seconds": chars / run["chars_per_second"]}
 
@@ -115,17 +109,15 @@ def print_table(a: str, b: str, runs: list[list[dict]]) -> None:
     """Losses, speeds and the answer. `runs` are those of A, of B, and of A in B's time."""
     losses = [[run["val_loss"] for run in of_variant] for of_variant in runs]
     in_time = losses[2] if len(losses) > 2 else losses[0]
-    logs = [
-        math.log(x["step_seconds"] / y["step_seconds"])
-        for x, y in zip(runs[0], runs[1], strict=True)
-    ]
+    pairs = zip(runs[0], runs[1], strict=True)
+    logs = [math.log(x["step_seconds"] / y["step_seconds"]) for x, y in pairs]
     steps, *_ = difference(losses[0], losses[1])
     value, low, high = difference(in_time, losses[1], stdev(logs) / math.sqrt(len(logs)))
     rows = [("", "loss, equal steps", "equal time", "characters/s", "parameters")]
     for i, (name, *both) in enumerate([(a, losses[0], in_time), (b, losses[1], losses[1])]):
         cells = [f"{mean(values):.4f} ± {stdev(values):.4f}" for values in both]
         speed = mean(run["chars_per_second"] for run in runs[i])
-        rows.append((name, *cells, f"{speed:,.0f}", f"{runs[i][0]['parameters']:,}"))
+        rows.append((name, *cells, f"{speed:,.0f}", f"{runs[i][0]['params']:,}"))
     interval = f"{value:+.4f}, 95 % interval {low:+.3f} to {high:+.3f}"
     rows.append((f"{a} - {b}", f"{steps:+.4f}", interval, "", ""))
     first = max(len(row[0]) for row in rows)
@@ -141,7 +133,8 @@ def main(argv: list[str]) -> None:
     folder = Path("runs/compare", time.strftime("%Y%m%d-%H%M%S"))
     folder.mkdir(parents=True)
     text = folder / "text.txt"
-    write_training_part([*flags[0], *flags[2]], text)
+    corpus = open_corpus(make_config(TrainConfig, parse_train_command([*flags[0], *flags[2]])))
+    text.write_text(corpus.tokenizer.decode(corpus.ids_N[: corpus.train_chars]), "utf-8")
     a, b = args.networks
     names = [a, b] if a != b else [f"{a} (A)", f"{b} (B)"]
     runs: list[list[dict]] = [[], []]
@@ -151,7 +144,7 @@ def main(argv: list[str]) -> None:
             runs[i].append(train(flags[i], text, seed, folder / f"{'ab'[i]}-{seed}"))
     seconds = [mean(run["step_seconds"] for run in of_variant) for of_variant in runs]
     if abs(math.log(seconds[1] / seconds[0])) > SAME_SPEED:
-        steps = max(1, round(runs[0][0]["step"] * seconds[1] / seconds[0]))
+        steps = max(1, round(runs[0][0]["iters"] * seconds[1] / seconds[0]))
         longer = [*flags[0], "--max_iters", str(steps)]
         runs.append([train(longer, text, s, folder / f"a-{s}, {steps} steps") for s in seeds])
     print_table(*names, runs)

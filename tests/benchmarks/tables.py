@@ -1,96 +1,84 @@
-"""README's losses and times on a CPU: Quill, nanoGPT's CPU command, Quill until its loss.
+"""README's losses and times on a CPU: nanoGPT's CPU command, Quill, Quill until nanoGPT's loss.
 
 python -m tests.benchmarks.tables NANOGPT [--key value ...], where NANOGPT is a clone of
 karpathy/nanoGPT (its prepare.py needs `pip install requests`). The flags go to Quill's train.py.
-Times are those of whole commands, with an empty compile cache; nothing else should run. A CPU with
-more than AVX2 can do as if: ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2
-MKL_ENABLE_INSTRUCTIONS=AVX2, and --dtype float32.
+Nothing else should run. A CPU with more than AVX2 can do as if: ATEN_CPU_CAPABILITY=avx2
+ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2, and --dtype float32.
 """
 
-import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-import torch
-
-from data.corpus import open_corpus
 from data.reader import tiny_shakespeare
-from model.loss import evaluate
-from model.run import checkpoint
-from model.system.device import Machine
-from tests.benchmarks.convert import load_nanogpt
 
 ROOT = Path(__file__).parents[2]
-SEEDS = (1, 2, 3)
+SEEDS = ("1", "2", "3")
 # nanoGPT's README, "I only have a macbook"
 CPU_COMMAND = "train.py config/train_shakespeare_char.py --device=cpu --compile=False"
 CPU_COMMAND += " --eval_iters=20 --log_interval=1 --block_size=64 --batch_size=12 --n_layer=4"
 CPU_COMMAND += " --n_head=4 --n_embd=128 --max_iters=2000 --lr_decay_iters=2000 --dropout=0.0"
 
-
-def run(*command: object, folder: Path, until: float = 0.0) -> tuple[float, float]:
-    """Seconds and latest validation loss of a training command, which ends at the loss `until`."""
-    start_time, loss = time.perf_counter(), float("nan")
-    with tempfile.TemporaryDirectory() as cache:
-        process = subprocess.Popen(
-            [sys.executable, *map(str, command)],
-            cwd=folder,
-            env=os.environ | {"TORCHINDUCTOR_CACHE_DIR": cache, "PYTHONUNBUFFERED": "1"},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for line in process.stdout:
-            if match := re.match(r"step.* val loss ([\d.]+)", line):
-                loss = float(match[1])
-            if loss <= until:
-                process.send_signal(signal.SIGTERM)
-                until = 0.0
-        process.wait()
-    return time.perf_counter() - start_time, loss
+EVALUATE = """
+import numpy, torch
+from model import GPT, GPTConfig
+saved = torch.load("out-shakespeare-char/ckpt.pt", weights_only=True)
+model = GPT(GPTConfig(**saved["model_args"])).eval()
+model.load_state_dict(saved["model"])
+ids = torch.from_numpy(numpy.fromfile("data/shakespeare_char/val.bin", "uint16").astype("int64"))
+nats = 0.0
+with torch.no_grad():
+    for start in range(0, len(ids) - 1, 64):
+        y = ids[start + 1 : start + 65]
+        nats += model(ids[None, start : start + len(y)], y[None])[1].item() * len(y)
+print(nats / (len(ids) - 1))
+"""
 
 
-def quill(seed: int, *flags: str, until: float = 0.0) -> tuple[float, float]:
-    """`python train.py` with this seed and these flags."""
-    with tempfile.TemporaryDirectory() as out:
-        command = ("train.py", "--seed", seed, *flags, "--out_dir", f"{out}/run")
-        return run(*command, folder=ROOT, until=until)
-
-
-def nanogpt(clone: Path) -> tuple[float, float]:
-    """nanoGPT's CPU command. The loss is that of its checkpoint on the whole validation split."""
+def nanogpt(clone: str) -> tuple[float, float]:
+    """Return the seconds of nanoGPT's CPU command, and its loss on all of the validation split."""
     with tempfile.TemporaryDirectory() as name:
         work = Path(shutil.copytree(clone, f"{name}/nanogpt"))
-        data = work / "data/shakespeare_char"
-        shutil.copy(tiny_shakespeare(), data / "input.txt")
-        subprocess.run([sys.executable, "prepare.py"], cwd=data, check=True, capture_output=True)
-        seconds, _ = run(*CPU_COMMAND.split(), folder=work)
-        saved = load_nanogpt(work / "out-shakespeare-char/ckpt.pt", data / "meta.pkl")
-    model, machine = checkpoint.load_model(saved), Machine(torch.device("cpu"), torch.float32)
-    corpus = open_corpus(model.config, saved.vocab)
-    batches = corpus.eval_batches(model.config.block_size, 4096, machine.processes)
-    return seconds, evaluate(model, batches, machine)
+
+        def python(*arguments: str, folder: str = ".") -> str:
+            command, cwd = [sys.executable, *arguments], work / folder
+            return subprocess.run(command, cwd=cwd, check=True, capture_output=True).stdout
+
+        shutil.copy(tiny_shakespeare(), work / "data/shakespeare_char/input.txt")
+        python("prepare.py", folder="data/shakespeare_char")
+        start_time = time.perf_counter()
+        python(*CPU_COMMAND.split())
+        return time.perf_counter() - start_time, float(python("-c", EVALUATE))
+
+
+def quill(*flags: str) -> list[tuple[float, float]]:
+    """Return the seconds and the loss of `python train.py` at each evaluation, and at its end."""
+    rows, start_time = [], time.perf_counter()
+    with tempfile.TemporaryDirectory() as out:
+        command = [sys.executable, "train.py", *flags, "--out_dir", f"{out}/run"]
+        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+            for line in process.stdout:
+                if match := re.match(r"step.* val loss ([\d.]+)", line):
+                    rows.append((time.perf_counter() - start_time, float(match[1])))
+    return [*rows, (time.perf_counter() - start_time, rows[-1][1])]
 
 
 def main(clone: str, *flags: str) -> None:
-    """Make the runs one after the other; print a row for each command."""
+    """Make the runs one after the other. Print a row for each command."""
     print("| command | time | loss |\n|---|---|---|")
-
-    def show(name: str, *runs: tuple[float, float]) -> None:
-        seconds = ", ".join(f"{seconds:.0f}" for seconds, _ in runs)
-        print(f"| {name} | {seconds} s | {', '.join(f'{loss:.3f}' for _, loss in runs)} |")
-
-    theirs = nanogpt(Path(clone))
-    show("nanoGPT's CPU command", theirs)
-    show("`python train.py`, seeds 1, 2, 3", *(quill(seed, *flags) for seed in SEEDS))
-    often = (*flags, "--eval_interval", "25")
-    until = (quill(seed, *often, until=theirs[1]) for seed in SEEDS)
-    show("Quill until that loss, seeds 1, 2, 3", *until)
+    seconds, target = nanogpt(clone)
+    print(f"| nanoGPT's CPU command | {seconds:.0f} s | {target:.3f} |")
+    whole = [quill("--seed", seed, *flags)[-1] for seed in SEEDS]
+    often = [quill("--seed", seed, *flags, "--eval_interval", "25") for seed in SEEDS]
+    until = [next(row for row in rows if row[1] <= target) for rows in often]
+    for name, rows in (("python train.py", whole), ("Quill until nanoGPT's loss", until)):
+        times = ", ".join(f"{seconds:.0f}" for seconds, _ in rows)
+        losses = ", ".join(f"{loss:.3f}" for _, loss in rows)
+        print(f"| {name}, seeds {', '.join(SEEDS)} | {times} s | {losses} |")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ budgets = st.builds(
     train_chars=st.integers(300, 10**12),
     flops=st.floats(0, 20).map(lambda exponent: 10**exponent),
     minutes=st.just(0.0) | st.floats(0.01, 1e4),
-    device=st.sampled_from(["cpu", "gpu", "other"]),
+    device=st.sampled_from(["cpu", "cuda", "mps"]),
     parameters=st.just(0) | st.integers(1, 10**10),
     block_size=st.sampled_from([1, 64, 256, 1024]),
 )
@@ -81,8 +81,8 @@ def test_runs_on_a_gpu_have_the_fitted_settings():
     keys = ("n_layer", "n_embd", "block_size", "batch_size", "max_iters", "learning_rate")
     keys += ("ema_decay", "train_temperature", "dropout", "weight_decay")
     for budget, expected in (
-        (Budget(flops=2.2e14, device="gpu"), (4, 192, 512, 16, 1138, 0.01, 0.995, 0.78, 0, 1)),
-        (Budget(flops=2e15, device="gpu"), (6, 256, 1024, 8, 2573, 0.014, 0.995, 0.74, 0.1, 1)),
+        (Budget(flops=2.2e14, device="cuda"), (4, 192, 512, 16, 1138, 0.01, 0.995, 0.78, 0, 1)),
+        (Budget(flops=2e15, device="cuda"), (6, 256, 1024, 8, 2573, 0.014, 0.995, 0.74, 0.1, 1)),
     ):
         assert tuple(recipe(budget)[key] for key in keys) == expected
 
@@ -92,7 +92,7 @@ lengths |= st.floats(2.5, 12).map(lambda exponent: int(10**exponent))
 
 
 @given(budgets, lengths, lengths, st.floats(1, 1000), st.booleans())
-@example(Budget(flops=2.2e14, device="gpu"), 149_999, 150_000, 1.0, True)
+@example(Budget(flops=2.2e14, device="cuda"), 149_999, 150_000, 1.0, True)
 @example(Budget(), 64_000, 68_000, 1.0, True)
 def test_more_text_or_computation_gives_no_less(budget, length, other, factor, more_text):
     """Never a smaller network, fewer characters for the same network, or a shorter run."""
@@ -111,11 +111,11 @@ def test_more_text_or_computation_gives_no_less(budget, length, other, factor, m
 
 
 @given(budgets)
-@example(Budget(flops=1e18, device="gpu"))
+@example(Budget(flops=1e18, device="cuda"))
 def test_steps_take_the_computation_or_read_the_text_often_enough(budget):
     settings = recipe(replace(budget, minutes=0.0))
     step = flops(budget, settings | {"max_iters": 1})
-    is_gpu = budget.device == "gpu" and network(settings) > network(recipe(Budget()))
+    is_gpu = budget.device == "cuda" and network(settings) > network(recipe(Budget()))
     most = max((28 if is_gpu else 24) * budget.train_chars, 250_000)
     chars_per_step = settings["batch_size"] * settings["block_size"]
     assert settings["max_iters"] == 1 or (
@@ -142,7 +142,7 @@ def test_with_minutes_steps_are_limited_by_the_text_alone(budget, minutes):
 @given(budgets, st.integers(1, 100))
 def test_a_longer_text_needs_no_more_regularization(budget, factor):
     budget = replace(budget, flops=min(budget.flops, 1e8 * budget.train_chars))
-    assume(budget.device != "gpu" or network(recipe(budget)) > network(recipe(Budget())))
+    assume(budget.device != "cuda" or network(recipe(budget)) > network(recipe(Budget())))
     shorter = recipe(budget)
     longer = recipe(replace(budget, train_chars=budget.train_chars * factor))
     for key in ("dropout", "weight_decay"):
@@ -171,21 +171,21 @@ def test_trained_weights_read_as_many_characters_in_any_context(budget, paramete
 
 
 def test_a_gpu_gets_a_larger_network_and_larger_batches():
-    on_cpu, on_gpu = recipe(Budget()), recipe(Budget(flops=DEFAULT_FLOPS["gpu"], device="gpu"))
+    on_cpu, on_gpu = recipe(Budget()), recipe(Budget(flops=DEFAULT_FLOPS["gpu"], device="cuda"))
     assert on_gpu["n_embd"] > on_cpu["n_embd"]
     assert on_gpu["batch_size"] > on_cpu["batch_size"]
 
 
 @given(budgets)
 def test_the_width_suits_the_matrix_units_of_a_gpu(budget):
-    assert recipe(replace(budget, device="gpu"))["n_embd"] % 64 == 0
+    assert recipe(replace(budget, device="cuda"))["n_embd"] % 64 == 0
 
 
 @pytest.mark.parametrize(("minutes", "mode"), [(0.0, "auto"), (5.0, "auto"), (15.0, "on")])
 def test_long_runs_are_compiled_on_a_cpu(minutes, mode):
     budget = Budget(flops=minutes * 60 * 6.4e10, minutes=minutes)
     assert recipe(budget)["compile"] == mode
-    assert recipe(replace(budget, device="gpu"))["compile"] == "auto"
+    assert recipe(replace(budget, device="cuda"))["compile"] == "auto"
     ends_early = replace(budget, train_chars=30_000, minutes=min(minutes, 15))
     assert recipe(ends_early)["compile"] == "auto"
 

@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.settings import DataConfig, TrainConfig
-from data.corpus import MAX_EVAL_CHARS, Corpus, open_corpus, shuffled_starts
+from data.corpus import (
+    MAX_EVAL_CHARS,
+    Corpus,
+    cut_windows,
+    gather_examples,
+    open_corpus,
+    shuffled_starts,
+)
+from model.system.processes import Processes
 from tests.conftest import LINES
 
 
@@ -33,7 +41,7 @@ def test_given_vocabulary_is_extended_by_new_sorted_characters(text_file, known)
     opened = open_corpus(DataConfig((str(text_file),)), known)
     vocab = opened.tokenizer.vocab
     assert vocab == known + "".join(sorted(set(LINES) - set(known)))
-    x_BT, y_BT = opened.gather_examples(np.array([0, 5]), len(LINES) - 6)
+    x_BT, y_BT = gather_examples(opened.ids_N, np.array([0, 5]), len(LINES) - 6)
     assert ["".join(vocab[i] for i in x_T) for x_T in x_BT] == [LINES[:-6], LINES[5:-1]]
     assert ["".join(vocab[i] for i in y_T) for y_T in y_BT] == [LINES[1:-5], LINES[6:]]
     assert opened.train_chars == int(len(LINES) * 0.9)
@@ -105,9 +113,8 @@ def test_example_order_is_independent_of_batch_size_and_rows():
 @pytest.mark.parametrize("chars", [1, 16, 10**6])
 def test_evaluation_predicts_every_validation_character_but_the_first_once(block_size, chars):
     opened, targets = numbered_text(640), []
-    for starts_B, T in opened.eval_windows(block_size, chars):
-        assert len(starts_B) * T <= max(chars, block_size)
-        _, y_BT = opened.gather_examples(starts_B, T)
+    for x_BT, y_BT in opened.eval_batches(block_size, chars, Processes()):
+        assert x_BT.numel() <= max(chars, block_size)
         targets += y_BT.flatten().tolist()
     assert targets == list(range(opened.train_chars + 1, 640))
 
@@ -115,10 +122,11 @@ def test_evaluation_predicts_every_validation_character_but_the_first_once(block
 def test_a_huge_validation_split_is_evaluated_at_even_distances():
     Path("huge.txt").write_text("ab" * 600_000)
     opened = open_corpus(DataConfig(("huge.txt",), val_fraction=0.9))
-    windows = opened.eval_windows(8, 4096)
+    batches = list(opened.eval_batches(8, 4096, Processes()))
+    assert {x_BT.size(1) for x_BT, _ in batches} == {8}
+    assert sum(len(x_BT) for x_BT, _ in batches) == MAX_EVAL_CHARS / 8
+    windows = cut_windows(opened.val_chars, 8, 4096, MAX_EVAL_CHARS // 8)
     starts = np.concatenate([starts_B for starts_B, _ in windows])
-    assert {T for _, T in windows} == {8}
-    assert len(starts) == len(set(starts)) == MAX_EVAL_CHARS / 8
     assert np.ptp(np.diff(starts)) <= 8
-    assert starts[0] == opened.train_chars
-    assert starts[-1] + 16 > 1_200_000 - 1
+    assert starts[0] == 0
+    assert starts[-1] + 16 > opened.val_chars - 1

@@ -90,13 +90,6 @@ def written(pieces: list[tuple[int, str]], i: int) -> str:
     return "".join(piece for number, piece in pieces if number == i)
 
 
-def test_a_model_in_training_mode_is_sampled_in_eval_mode():
-    model = random_gpt(dropout=0.5).train()
-    texts = list(generate(model, VOCAB, [1], GenerationConfig(max_new_tokens=20)))
-    assert model.training
-    assert texts == list(generate(model.eval(), VOCAB, [1], GenerationConfig(max_new_tokens=20)))
-
-
 class WithoutCache(torch.nn.Module):
     """A network whose forward takes no cache."""
 

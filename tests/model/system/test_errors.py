@@ -1,8 +1,6 @@
-"""Tests of error reports, and of lines for a terminal or a file."""
+"""Tests of error reports, and of paths in them."""
 
-import io
 import shlex
-import unicodedata
 from pathlib import PurePosixPath
 
 import pytest
@@ -10,16 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.system.errors import (
-    LESS_MEMORY,
-    AbortError,
-    UserError,
-    print_line,
-    quote,
-    report_errors,
-)
+from model.system.errors import AbortError, UserError, quote, report_errors
 
-OUT_OF_MEMORY = f"error: out of memory. {LESS_MEMORY}\n"
+OUT_OF_MEMORY = "error: out of memory. Use a larger --gradient_accumulation_steps, "
+OUT_OF_MEMORY += "a smaller network, a shorter text.\n"
 
 
 def run_main(error: BaseException) -> int:
@@ -55,18 +47,6 @@ def test_any_other_error_keeps_its_traceback(capsys, kind):
     with pytest.raises(kind, match="a bug"):
         run_main(kind("a bug"))
     assert capsys.readouterr() == ("", "")
-
-
-def test_only_control_characters_are_replaced_and_only_on_a_terminal():
-    text = "".join(map(chr, range(0x3000)))
-    screen, file = io.StringIO(newline=""), io.StringIO(newline="")
-    screen.isatty = lambda: True
-    print_line(text, screen)
-    print_line(text, file)
-    assert file.getvalue() == text + "\n"
-    for expected, printed in zip(text + "\n", screen.getvalue(), strict=True):
-        is_control = unicodedata.category(expected) == "Cc" and expected not in "\t\n"
-        assert printed == ("\N{REPLACEMENT CHARACTER}" if is_control else expected)
 
 
 @given(st.text(st.characters(exclude_characters="\0/", exclude_categories=["Cs"]), min_size=1))
