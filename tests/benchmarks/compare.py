@@ -84,11 +84,12 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[list[str]]]:
         if wrong := sorted(REFUSED & given.keys()):
             raise UserError(f"{wrong[0]} cannot be given here.")
     name = "tests/model/test_networks.py::test_the_loss_means_something"
-    command = [sys.executable, "-m", "pytest", "-n0", "--tb=line"]
+    command = [sys.executable, "-m", "pytest", "-n0"]
     command += [f"{name}[{network}]" for network in args.networks]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if result.returncode:
-        raise UserError(f"a network fails its test: {result.stdout[-300:]}")
+        reason = re.search("^(the network|E  ).*", result.stdout, re.MULTILINE)
+        raise UserError(reason[0] if reason else result.stdout[-300:])
     return args, flags
 
 

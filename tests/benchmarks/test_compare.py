@@ -1,13 +1,16 @@
 """Tests of compare: its interval is right as often as it says, and it makes the runs it should."""
 
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.benchmarks import compare
-from tests.conftest import NO_MASK, TINY
+from tests.conftest import NO_MASK, ROOT, TINY
 
 
 @pytest.mark.parametrize("seeds", [2, 3, 5])
@@ -68,8 +71,16 @@ def test_a_comparison_that_makes_no_sense_is_refused(flags, message, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_a_network_that_looks_ahead_is_refused(edit_network, capsys):
+def test_a_network_that_looks_ahead_is_refused(tmp_path):
     """It would have the lowest loss."""
-    edit_network("quill", NO_MASK["quill"])
-    assert compare.main(["mine", "quill"]) == 2
-    assert "the network mine looks ahead" in capsys.readouterr().err
+    for path in ("configs", "data", "model", "tests"):
+        shutil.copytree(ROOT / path, tmp_path / path)
+    for path in ("train.py", "sample.py"):
+        shutil.copy(ROOT / path, tmp_path)
+    code = (ROOT / "model/networks/quill.py").read_text("utf-8")
+    ((old, new),) = NO_MASK["quill"].items()
+    (tmp_path / "model/networks/mine.py").write_text(code.replace(old, new), "utf-8")
+    command = [sys.executable, "-m", "tests.benchmarks.compare", "mine", "quill"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: the network mine looks ahead")

@@ -17,9 +17,8 @@ def test_image_is_darker_for_larger_weights_and_rows_are_queries():
 
 
 def test_labels_name_the_characters_at_both_axes():
-    """Except those that Pillow's own font lacks."""
-    text, unnamed = "ab\n\tna中B~\U0001f600 \u0301", "中\U0001f600 \u0301"
-    T, names = len(text), set(text) - set(unnamed)
+    text = "ab\n\tnaB~"
+    T, names = len(text), set(text)
     image = draw_weights(torch.zeros(T, T), text)
     rows, columns = image[2 * CELL :, : 2 * CELL], image[: 2 * CELL, 2 * CELL :]
     for labels in (np.split(rows, T), np.split(columns, T, axis=1)):
