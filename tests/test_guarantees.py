@@ -153,6 +153,53 @@ def test_a_signal_saves_and_tells_how_to_resume(tiny, monkeypatch, capsys):
         assert_same_run(Path("whole"), run)
 
 
+def test_a_signal_in_the_last_evaluation_changes_nothing(tiny, monkeypatch):
+    """The run is complete, so a command after && runs."""
+
+    def stop(run: Run) -> None:
+        if run.state.step == 4:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(Run, "log_sample", stop)
+    assert tiny("--max_iters=4 --eval_interval=2 --out_dir=run") == 0
+    assert summary(Path("run"))["iters"] == checkpoint.load("run/last.pt").val_step == 4
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
+def test_layers_of_equal_shapes_in_another_order_are_refused(
+    optimizer, tiny, change_network, capsys
+):
+    """PyTorch would give each layer the optimizer state of another."""
+    assert tiny(f"--max_iters=4 --optimizer={optimizer} --out_dir=run") == 0
+
+    def swap(network: torch.nn.Module) -> None:
+        network.blocks._modules = dict(reversed(network.blocks._modules.items()))
+
+    change_network(swap)
+    assert train.main(["--resume=run", "--max_iters=6"]) == 2
+    assert "in another order" in capsys.readouterr().err
+
+
+def test_a_checkpoint_without_the_sum_of_losses_is_resumed(tiny, monkeypatch):
+    """Earlier versions saved none. The next point is the mean of the steps since the resume."""
+    flags = "--max_iters=12 --eval_interval=6 --out_dir="
+    assert tiny(f"{flags}each --log_interval=1") == 0
+    with monkeypatch.context() as patch:
+        at_steps(patch, [5], lambda _: os.kill(os.getpid(), signal.SIGINT))
+        assert tiny(f"{flags}old --log_interval=4") == 130
+    saved = checkpoint.load("old/last.pt")
+    assert saved.step == 6
+    for key in ("loss_sum", "loss_steps", "train_loss"):
+        del vars(saved)[key]
+    checkpoint.save(saved, Path("old/last.pt"))
+    assert train.main(["--resume=old"]) == 0
+    old, each = (checkpoint.load(f"{run}/last.pt").model for run in ("old", "each"))
+    assert all(torch.equal(old[name], each[name]) for name in each)
+    losses, means = (dict(curve(Path(run), "train")) for run in ("each", "old"))
+    assert means[8] == pytest.approx((losses[7] + losses[8]) / 2)
+    assert means[12] == pytest.approx(sum(losses[step] for step in range(9, 13)) / 4)
+
+
 def test_a_run_directory_in_use_is_refused(tiny, monkeypatch, capsys):
     def train_again(_):
         for argv in (["--resume=run"], [*TINY, "--out_dir=run"]):

@@ -109,7 +109,7 @@ class Machine:
                     buffer.copy_(before)
 
     def compile(self, network: nn.Module, ids_BT: Tensor) -> nn.Module:
-        """`network`, compiled for batches like ids_BT."""
+        """Return `network`, compiled for batches like ids_BT."""
         # This tells the compiler, too; the debug mode of `training_machine` does not.
         torch.use_deterministic_algorithms(True, warn_only=self.device.type != "cuda")
         options = {}
@@ -127,7 +127,7 @@ class Machine:
         return compiled
 
     def make_graph(self, network: nn.Module, ids_BT: Tensor) -> nn.Module:
-        """`network` as a CUDA graph: the kernels of one pass, which a GPU repeats without Python.
+        """Return `network` as a CUDA graph: kernels that a GPU repeats without Python.
 
         What Python computes in the network, such as a counter, does not change any more. Logits and
         gradients are in memory that the next pass overwrites.
@@ -159,7 +159,7 @@ class InAutocast(nn.Module):
 
 
 def choose_device(name: str, processes: Processes) -> torch.device:
-    """The device of that name; auto is cuda, or the CPU. Each of several processes has its own GPU.
+    """Return the device of this name; auto is cuda, or the CPU. Each process has its own GPU.
 
     Raises UserError if PyTorch cannot use it.
     """
@@ -175,14 +175,13 @@ def choose_device(name: str, processes: Processes) -> torch.device:
         (torch.zeros(1, device=device) + 1).cpu()  # PyTorch may have no kernels for an old GPU
     except (RuntimeError, AssertionError, ImportError) as error:
         problem = str(error).strip().partition("\n")[0].partition(". ")[0]  # its first sentence
-        raise UserError(
-            f"device is {name!r}: {problem}. Use auto, cpu, cuda, cuda:N or mps."
-        ) from None
+        hint = "Use auto, cpu, cuda, cuda:N or mps."
+        raise UserError(f"device is {name!r}: {problem}. {hint}") from None
     return device
 
 
 def limit_threads() -> None:
-    """Start no more threads than a container has CPUs. More make a step up to 90 times slower."""
+    """Use no more threads than a container has CPUs. More make a step up to 90 times slower."""
     with contextlib.suppress(OSError, ValueError):  # no such file; "max 100000" is no limit
         quota, period = map(int, CPU_QUOTA.read_text().split())
         if "OMP_NUM_THREADS" not in os.environ:
@@ -196,9 +195,7 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     UserError for float16 on other devices than CUDA.
     """
     if name == "float16" and device.type != "cuda":
-        raise UserError(
-            f"dtype float16 needs a CUDA device; this is {device.type}. Use bfloat16 or float32."
-        )
+        raise UserError(f"dtype float16 needs a CUDA device; this is {device.type}. Use bfloat16.")
     if name != "auto":
         return getattr(torch, name)
     if device.type == "cuda":
@@ -213,7 +210,7 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def training_machine(config: CompileConfig, processes: Processes) -> Machine:
-    """The machine to train on, configured so that training is fast and repeats exactly."""
+    """Return the machine to train on. Configure PyTorch to be fast and to repeat exactly."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # so that cuBLAS is deterministic
     device = choose_device(config.device, processes)
     torch.set_float32_matmul_precision("high")  # on CUDA, products in float32 are in TF32
@@ -235,9 +232,9 @@ def keep_freed_memory() -> None:
 
 
 def sampling_machine(config: DeviceConfig, parameters: int) -> Machine:
-    """The machine to sample on, in float32 unless another dtype is asked for.
+    """Return the machine to sample on, in float32 unless another dtype is asked for.
 
-    A small network writes a few texts no faster on a GPU, nor in less precision.
+    A small network writes a few texts as fast on a CPU, and in float32.
     """
     name = config.device
     if name == "auto" and parameters <= CPU_PARAMETERS:

@@ -95,11 +95,11 @@ class Processes:
             dist.broadcast(buffer, 0)
 
     def sum(self, value: float) -> float:
-        """The sum of a value over all processes. Every process gets it."""
+        """Return the sum of a value over all processes. Every process gets it."""
         return self._reduce([value], dist.ReduceOp.SUM)[0]
 
     def max(self, *values: float) -> list[float]:
-        """For each value, the largest that a process has. Every process gets them."""
+        """Return, for each value, its maximum over all processes. Every process gets the list."""
         return self._reduce(values, dist.ReduceOp.MAX)
 
     def _reduce(self, values: Sequence[float], operation: dist.ReduceOp) -> list[float]:

@@ -27,6 +27,14 @@ def test_processes_share_a_batch_without_gap_or_overlap(world_size):
     assert rows == list(range(8))
 
 
+@pytest.mark.parametrize(("gpus", "local_ranks"), [(0, [0, 0]), (1, [0, 0]), (2, [0, 1])])
+def test_without_local_rank_processes_take_the_gpus_in_turn(monkeypatch, gpus, local_ranks):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    for variables, local_rank in zip(torchrun_variables(2), local_ranks, strict=True):
+        del variables["LOCAL_RANK"]
+        assert Processes(variables=variables).local_rank == local_rank
+
+
 def exchange(variables: dict[str, str]) -> None:
     """What each process does: it writes what it gets from the others."""
     os.environ.update(variables)
