@@ -34,8 +34,7 @@ class TrainedModel:
         self.network, self.vocab = checkpoint.load_model(saved), saved.vocab
         self.tokenizer = CharTokenizer(saved.vocab)
         self.encoding = make_config(TrainConfig, saved.config).encoding  # of the corpus
-        parameters = count_parameters(self.network)
-        self.machine = sampling_machine(DeviceConfig(device, dtype), parameters)
+        self.machine = sampling_machine(DeviceConfig(device, dtype), count_parameters(self.network))
         self.network.to(self.machine.device)
         self.about = f"{path}, step {saved.step}, on {self.machine.device}"
 

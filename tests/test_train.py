@@ -625,6 +625,16 @@ def test_minutes_end_a_run_by_the_clock(tiny, monkeypatch):
         assert before + clock.now == summary(path)["seconds"]
 
 
+@pytest.mark.parametrize("interval", [13, 26, 33, 38])
+def test_minutes_are_used_whenever_evaluations_are_due(tiny, monkeypatch, interval):
+    """Also if one of them is due so late that no step would follow it."""
+    Path("empty.toml").touch()
+    clock = Clock(monkeypatch, step_seconds=1, eval_seconds=10)
+    flags = f"--minutes=1 --max_iters=400 --eval_interval={interval} --out_dir=run"
+    assert tiny(flags, "empty.toml") == 0
+    assert clock.now == pytest.approx(60, abs=1)
+
+
 def test_without_minutes_nothing_depends_on_the_clock(tiny, monkeypatch):
     """Nor with more minutes than the steps take."""
     Path("empty.toml").touch()

@@ -100,8 +100,9 @@ class Run:
         self.update()
         while True:
             step = self.state.step
-            is_due = step % self.config.eval_interval == 0 or self.progress >= 1
-            if is_due and step != self.state.val_step and not self.signal:
+            # If no time would be left for steps after an evaluation, it waits for the end.
+            is_due = step % self.config.eval_interval == 0 and self.progress_after < 1
+            if (is_due or self.progress >= 1) and step != self.state.val_step and not self.signal:
                 self.evaluate()
                 self.update()
             if self.progress >= 1 or self.signal:
@@ -129,13 +130,15 @@ class Run:
     def update(self) -> None:
         """Look at the clock and for signals. All processes come to the same result."""
         state = self.state
-        progress = state.step / self.config.max_iters
+        progress = after = state.step / self.config.max_iters  # after another evaluation
         if self.config.minutes and state.step > 0:  # the first step is always made
             seconds = self.seconds() - state.start_seconds
             available = 60 * self.config.minutes - state.start_seconds - state.eval_seconds
             progress = max(progress, seconds / max(available, 1e-9))
-        values = min(progress, 1.0), max(self.signals, default=0), self.seconds() - state.seconds
-        progress, signal, self.unsaved_seconds = self.machine.processes.max(*values)
+            after = max(after, (seconds + state.eval_seconds) / max(available, 1e-9))
+        unsaved_seconds, received = self.seconds() - state.seconds, max(self.signals, default=0)
+        reached = self.machine.processes.max(min(progress, 1), after, unsaved_seconds, received)
+        progress, self.progress_after, self.unsaved_seconds, signal = reached
         # Progress never falls, even if an evaluation takes less time than the one before.
         if self.progress < 1:  # a signal in the last evaluation changes nothing
             self.signal = int(signal)
