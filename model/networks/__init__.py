@@ -39,8 +39,7 @@ def network_names() -> list[str]:
 def network_class(name: str) -> type[nn.Module]:
     """The class GPT of a network's file. Raises UserError if there is no such file."""
     if name not in network_names():
-        names = ", ".join(network_names())
-        raise UserError(f"network is {name!r}. Those in {FOLDER}: {names}.")
+        raise UserError(f"network is {name!r}. Those in {FOLDER}: {', '.join(network_names())}.")
     return importlib.import_module(f"model.networks.{name}").GPT
 
 

@@ -199,9 +199,8 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     if name != "auto":
         return getattr(torch, name)
     if device.type == "cuda":
-        return (
-            torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float16
-        )
+        is_native = torch.cuda.get_device_capability(device) >= (8, 0)
+        return torch.bfloat16 if is_native else torch.float16
     # PyTorch below 2.10 does not tell what a CPU can do.
     cpu = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
     # With AVX512-BF16 alone, bfloat16 takes a quarter of float32's time on AMD, twice it on Intel.
