@@ -37,6 +37,8 @@ class TrainedModel:
         self.machine = sampling_machine(DeviceConfig(device, dtype), count_parameters(self.network))
         self.network.to(self.machine.device)
         self.about = f"{path}, step {saved.step}, on {self.machine.device}"
+        # For the page, which others may read: without the folders of this computer
+        self.title = f"{path.absolute().parent.name}/{path.name}, step {saved.step}"
 
     def write(self, prompt: str = "", length: int = 500, stop: str = "", **settings) -> str:
         """Return the prompt and so many characters more, or fewer if `stop` comes before.
@@ -82,4 +84,4 @@ class TrainedModel:
     def attention_page(self, text: str) -> str:
         """Return an HTML page that holds the network, and shows what it does with the text."""
         ids = self.tokenizer.encode(text).tolist()
-        return attention_page(self.network, self.vocab, ids, self.about)
+        return attention_page(self.network, self.vocab, ids, self.title)

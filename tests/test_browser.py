@@ -30,18 +30,17 @@ async function act() {
   };
   await until(() => !document.body.inert);
   const text = document.getElementById("text"), seen = {};
-  const titles = [...document.querySelectorAll("#weights th")].map((th) => th.innerText);
-  const column = titles.indexOf("weight");
-  seen.titles = titles;
+  seen.titles = [...document.querySelectorAll("#weights th")].filter((th) => th.offsetParent).map(
+    (th) => th.innerText);
+  const weights = () => [...document.querySelectorAll("#weights tbody tr")].map(
+    (tr) => tr.cells[3].innerText);
   const look = () => ({
     chosen: Number(text.getAttribute("aria-valuenow")),
     spoken: text.getAttribute("aria-valuetext"),
-    picture: [...document.getElementById("looked").children].map((span) => span.style.background),
-    total: document.getElementById("total").textContent,
-    weights: [...document.querySelectorAll("#weights tbody tr")].map(
-      (tr) => tr.cells[column].innerText),
+    picture: [...text.children].map((span) => span.style.backgroundColor),
+    weights: weights(),
     next: [...document.querySelectorAll("#next tbody tr")].map((tr) => ({
-      came: tr.className === "came",
+      came: tr.querySelector(".came") !== null,
       prob: Number(tr.cells[1].innerText),
       width: tr.querySelector(".bar").getBoundingClientRect().width,
     })),
@@ -50,19 +49,24 @@ async function act() {
   const point = (t, type) => text.children[t].dispatchEvent(
     new PointerEvent(type, { bubbles: true, pointerType: "mouse" }));
   seen.start = look();
-  point(HOVERED, "pointerover"); seen.hover = look();
+  point(HOVERED, "click");
+  point(0, "pointerover"); seen.pointed = look();
+  point(0, "pointerleave"); seen.hover = look();
   press("ArrowRight"); seen.right = look();
+  document.getElementById("before").click(); seen.before = look();
   press("Home"); seen.home = look();
   press("End"); press("ArrowUp"); seen.up = look();
-  document.querySelector("#maps button").click(); seen.block = look();
-  document.querySelector("#maps button:nth-child(2)").click(); seen.head = look();
+  document.querySelectorAll("#maps button")[0].click(); seen.block = look();
+  document.querySelectorAll("#maps button")[1].click(); seen.head = look();
+  const box = document.querySelectorAll("#maps input")[1];
+  box.click(); seen.off = document.getElementById("loss").textContent; seen.unused = weights();
+  box.click(); seen.on = look();
   const read = () => [...text.children].map((span) => span.textContent);
   seen.text = read();
   const typed = document.getElementById("typed"), write = document.getElementById("write");
   typed.value = "ab?\\ncab";
   typed.setSelectionRange(2, 2);
   typed.dispatchEvent(new Event("input"));
-  await until(() => text.children.length === 6);
   seen.typing = look();
   seen.typed = read();
   seen.note = document.getElementById("note").textContent;
@@ -70,7 +74,6 @@ async function act() {
   write.click();
   await until(() => text.children.length >= 20);
   write.click();
-  await until(() => !document.getElementById("results").inert);
   seen.writing = look();
   seen.written = typed.value;
   seen.button = write.textContent;
@@ -122,6 +125,10 @@ def test_attention_page_follows_mouse_keys_and_escapes_hostile_text(edited, edit
     seen = json.loads(base64.b64decode(encoded))
     assert seen.pop("title") == "Attention"
     assert ("q · k" in seen.pop("titles")) == (not edited)
+    all_heads, without = map(float, re.findall(r"\d\.\d\d\d", seen.pop("off")))
+    assert all_heads == pytest.approx(-log_probs_TV[range(T - 1), ids[1:]].mean().item(), abs=2e-3)
+    assert without != all_heads and seen.pop("unused") == ["0.000"]
+    assert seen.pop("on") == seen["head"]
     assert seen.pop("note").endswith("not know them: ?")
     assert (seen.pop("button"), seen.pop("typed")) == ("Write on", ["a", "b", "↵\n", "c", "a", "b"])
     written = seen.pop("written").replace("?", "")
@@ -135,7 +142,8 @@ def test_attention_page_follows_mouse_keys_and_escapes_hostile_text(edited, edit
     assert "".join(text).startswith("<script>document.title='attacked'</script></style>&amp;")
 
     chosen = {name: look["chosen"] for name, look in seen.items()}  # from 1
-    expected = {"start": min(T, 101), "hover": hovered + 1, "right": hovered + 2, "home": 1}
+    expected = {"start": min(T, 101), "pointed": 1, "home": 1, "right": hovered + 2}
+    expected |= dict.fromkeys(("hover", "before"), hovered + 1)
     assert chosen == expected | dict.fromkeys(("up", "block", "head"), T - 10)
     pictures = {name: look["picture"] for name, look in seen.items()}
     assert pictures["start"] != pictures["hover"] != pictures["right"]
@@ -143,11 +151,11 @@ def test_attention_page_follows_mouse_keys_and_escapes_hostile_text(edited, edit
     for name, block, head in (("hover", -1, 0), ("block", 0, 0), ("head", 0, 1)):
         weights_S = calls[block][1].weights_BHTS[0, head, chosen[name] - 1].numpy()
         largest = -np.sort(-weights_S)[:5]
-        shown = [float(weight) for weight in seen[name]["weights"]]
+        *shown, total = [float(weight) for weight in seen[name]["weights"]]
         assert len(shown) >= (largest > 1e-3).sum()
         np.testing.assert_allclose(shown, largest[: len(shown)], atol=1e-3)
-        assert seen[name]["total"] == f"All weights sum to {weights_S.sum():.3f}."
-        assert f"Character {chosen[name]} of {T}" in seen[name]["spoken"]
+        assert total == pytest.approx(weights_S.sum(), abs=1e-3)
+        assert f"character {chosen[name]} of {T}" in seen[name]["spoken"]
 
     assert max(ranks_T[[chosen[name] - 1 for name in ("up", "home")]]) >= 5
     for name in ("hover", "up", "home"):  # the character that came next always has a bar

@@ -1,29 +1,30 @@
 /* Repeats the operations of a network that trace.py recorded. Knows PyTorch's operations, no network.
 
-A tensor is { data, offset, shape, strides }: a view of a buffer, as in PyTorch. All have the shapes of a text of T
-characters. Only a part of each is computed: the first dimension of size T is the character, and its rows from .. to - 1
-are missing; of every other dimension of size T, columns .. to - 1 exist. (The rows before `from` are as in the last run, and
-row t does not need the rows after it, since the network is causal; `check` tests whether that is true.) */
-let T, from, to;
+A tensor is { data, offset, shape, strides, row }: a view of a buffer, as in PyTorch. `row` is the dimension that is the
+text. Of it, rows from .. to - 1 of an output are computed: the others are as in the last run. Without it, all. */
+let from = 0, to = 0;
 
-const extent = (size) => size === T ? to : size;
 const wrap = (x, dim) => dim < 0 ? dim + x.shape.length : dim;
 const scalar = (x) => ({ data: [Number(x)], offset: 0, shape: [], strides: [] });
+/* Elements start .. end - 1 of a dimension. */
+function part(x, dim, start, end) {
+  return { ...x, row: null, offset: x.offset + start * x.strides[dim], shape: x.shape.with(dim, end - start) };
+}
 
 /* Calls visit(offsets, steps, count) for each line along the last dimension: where it begins in out and in each input,
-how far its elements lie apart, and how many are to be computed. Inputs are broadcast. An output whose stride is 0 in a
-dimension collects all of it. */
+how far its elements lie apart, and how many there are. Inputs are broadcast. An output whose stride is 0 in a dimension
+collects all of it. */
 function lines(out, inputs, visit) {
   const shape = out.shape.length ? out.shape : [1], last = shape.length - 1;
-  const row = shape.findIndex((size, d) => size === T && out.strides[d]), start = (d) => d === row ? from : 0;
+  const start = shape.map((_, d) => d === out.row ? from : 0), end = shape.map((size, d) => d === out.row ? to : size);
   const strides = [out, ...inputs].map((x) => shape.map((_, d) => {
     const own = d - shape.length + x.shape.length;
-    return own < 0 || (x.shape[own] === 1 && x !== out) ? 0 : x.strides[own];
+    return own < 0 || x.shape[own] === 1 ? 0 : x.strides[own];
   }));
-  const steps = strides.map((of) => of[last]), count = extent(shape[last]) - start(last);
+  const steps = strides.map((of) => of[last]), count = end[last] - start[last];
   const walk = (d, at) => {
-    if (d === last) return visit(at.map((offset, i) => offset + start(d) * steps[i]), steps, count);
-    for (let i = start(d); i < extent(shape[d]); i++) walk(d + 1, at.map((offset, j) => offset + i * strides[j][d]));
+    if (d === last) return visit(at.map((offset, i) => offset + start[d] * steps[i]), steps, count);
+    for (let i = start[d]; i < end[d]; i++) walk(d + 1, at.map((offset, j) => offset + i * strides[j][d]));
   };
   walk(0, [out, ...inputs].map((x) => x.offset));
 }
@@ -39,64 +40,56 @@ function pointwise(out, f, ...inputs) {
 
 const copy = (out, x) => pointwise(out, (a) => a, x);
 
-/* Copies x into out, where its first element lies at `starts`; what would lie outside is left out. */
-function place(out, x, starts) {
-  const row = out.shape.indexOf(T), inside = { ...out, shape: [] }, source = { ...x, shape: [] };
-  starts.forEach((start, d) => {
-    const low = Math.max(0, start, d === row ? from : 0), size = Math.min(start + x.shape[d], extent(out.shape[d])) - low;
-    inside.offset += low * out.strides[d];
-    source.offset += (low - start) * x.strides[d];
-    inside.shape[d] = source.shape[d] = size;
-  });
-  const before = from;
-  from = 0; // whole: `low` has left out the rows before
-  copy(inside, source);
-  from = before;
-}
-
-/* Where a part of out lies that begins at `start` along a dimension. */
-const placeAlong = (out, dim, start) => out.shape.map((_, d) => d === wrap(out, dim) ? start : 0);
-
 /* Calls visit(offset in out, offset in x, length, step in out, step in x) for each line along a dimension. */
 function along(out, x, dim, visit) {
-  const others = (list) => list.filter((_, d) => d !== wrap(x, dim)), size = x.shape.at(dim);
-  const [o, i] = [out, x].map((y) => ({ ...y, shape: [...others(y.shape), size], strides: [...others(y.strides), 0] }));
-  lines(o, [i], ([a, b]) => visit(a, b, extent(size), out.strides.at(dim), x.strides.at(dim)));
+  const d = wrap(x, dim), one = (y) => ({ ...y, shape: y.shape.with(d, 1), row: y.row === d ? null : y.row });
+  lines(one(out), [one(x)], ([o, a], [so, sa], count) => {
+    for (let i = 0; i < count; i++, o += so, a += sa) visit(o, a, x.shape[d], out.strides[d], x.strides[d]);
+  });
 }
 
-/* out = f(x, out, other) over the dimensions `dims`, which out lacks, or has with size 1; `other` is like out. Returns
-how many elements of x there are for each of out. */
-function reduce(out, x, dims, keepsDims, start, f, other = out) {
+/* Each element is f(the one before, that of x). */
+const scan = (f) => (out, x, dim) => along(out, x, dim, (o, a, n, so, sa) => {
+  for (let i = 0, last = null; i < n; i++) out.data[o + i * so] = last = i ? f(last, x.data[a + i * sa]) : x.data[a];
+});
+
+/* In order, the numbers of x, or their places. */
+const sort = (isPlace) => (out, x, dim, descends) => along(out, x, dim, (o, a, n, so, sa) => {
+  const value = (i) => x.data[a + i * sa], order = [...Array(n).keys()].sort((i, j) => value(i) - value(j));
+  (descends ? order.reverse() : order).forEach((p, i) => out.data[o + i * so] = isPlace ? p : value(p));
+});
+
+/* out = f(x, out) over the dimensions `dims`, which out lacks, or has with size 1. */
+const reduce = (start, f) => (out, x, dims, keepsDims) => {
   const all = x.shape.map((_, d) => d), gone = dims?.length ? dims.map((d) => wrap(x, d)) : all;
   const rest = all.filter((d) => !gone.includes(d)), strides = all.map(() => 0);
   for (const d of rest) strides[d] = out.strides[keepsDims ? d : rest.indexOf(d)];
   copy(out, start);
-  pointwise({ ...out, shape: x.shape, strides }, (a, b, c, sum) => f(a, sum, b), x, { ...other, shape: x.shape, strides });
-  return gone.reduce((count, d) => count * x.shape[d], 1);
-}
+  const row = keepsDims ? out.row : rest[out.row];
+  pointwise({ ...out, shape: x.shape, strides, row }, (a, b, c, sum) => f(sum, a), x);
+};
 
 /* A matrix whose lines lie in one piece. */
-function packed(x, rows, columns) {
+function packed(x) {
   if (x.strides[1] === 1) return x;
-  const data = new Float32Array(rows * columns), [sr, sc] = x.strides;
-  for (let r = 0; r < rows; r++) for (let c = 0; c < columns; c++) data[r * columns + c] = x.data[x.offset + r * sr + c * sc];
-  return { data, offset: 0, strides: [columns, 1] };
+  const { shape } = x, out = { data: new Float32Array(shape[0] * shape[1]), offset: 0, shape, strides: [shape[1], 1] };
+  copy(out, x);
+  return out;
 }
 
-const transposed = (x) => ({ ...x, shape: [...x.shape].reverse(), strides: [...x.strides].reverse() });
+const transposed = (x) => ({ ...x, shape: x.shape.toReversed(), strides: x.strides.toReversed() });
 
 /* The product of two matrices, four rows by two columns at a time: eight sums fit into the registers. */
 function multiply(out, a, b) {
-  const [M, N] = out.shape.map(extent), K = extent(a.shape[1]), C = out.data, [sm, sn] = out.strides;
-  const isRow = out.shape[0] === T, top = isRow ? from : 0, left = !isRow && out.shape[1] === T ? from : 0;
-  if (M - top < 3 && N - left > 3 && out.shape[1] !== T) return multiply(...[out, b, a].map(transposed)); // one new row
-  const x = packed(a, M, K), y = packed(transposed(b), N, K);
-  const A = x.data, B = y.data;
-  for (let m = top; m < M; m += 4) {
+  if (out.row === 0) return multiply(part(out, 0, from, to), part(a, 0, from, to), b);
+  if (out.row === 1) return multiply(part(out, 1, from, to), a, part(b, 1, from, to));
+  const [M, N] = out.shape, K = a.shape[1], C = out.data, [sm, sn] = out.strides;
+  if (M < 3 && N > 3) return multiply(...[out, b, a].map(transposed)); // one new row
+  const x = packed(a), y = packed(transposed(b)), A = x.data, B = y.data;
+  for (let m = 0; m < M; m += 4) {
     const [m1, m2, m3] = [1, 2, 3].map((i) => Math.min(m + i, M - 1)); // at the edge, some are computed again
-    const a0 = x.offset + m * x.strides[0], a1 = x.offset + m1 * x.strides[0];
-    const a2 = x.offset + m2 * x.strides[0], a3 = x.offset + m3 * x.strides[0];
-    for (let n = left; n < N; n += 2) {
+    const [a0, a1, a2, a3] = [m, m1, m2, m3].map((i) => x.offset + i * x.strides[0]);
+    for (let n = 0; n < N; n += 2) {
       const n1 = Math.min(n + 1, N - 1), b0 = y.offset + n * y.strides[0], b1 = y.offset + n1 * y.strides[0];
       let s00 = 0, s01 = 0, s10 = 0, s11 = 0, s20 = 0, s21 = 0, s30 = 0, s31 = 0;
       for (let k = 0; k < K; k++) {
@@ -113,8 +106,8 @@ function multiply(out, a, b) {
 
 /* The error function, to 1.5e-7 (Abramowitz and Stegun, 7.1.26). */
 function erf(x) {
-  const t = 1 / (1 + 0.3275911 * Math.abs(x));
-  const series = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))));
+  const t = 1 / (1 + 0.3275911 * Math.abs(x)), sum = (a, b) => (a + b) * t;
+  const series = [1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592].reduce(sum, 0);
   return Math.sign(x) * (1 - series * Math.exp(-x * x));
 }
 
@@ -122,72 +115,69 @@ const one = (f) => (out, x) => pointwise(out, f, x);
 const two = (f) => (out, x, y) => pointwise(out, f, x, y);
 
 /* PyTorch's operations, by their names in aten: output, then the arguments in the order of PyTorch's schema, without
-dtype and device. An operation that ends in _ is the same, with an output that is also the first argument. A new one
-goes here; trace.py reads the names. PyTorch itself breaks up others (mean, GELU, stack, ...) into these. */
+dtype and device. A new one goes here and into KNOWN in trace.py. PyTorch itself breaks up others (softmax, layer_norm,
+mean, GELU, stack, ...) into these. */
 const OPS = {
   mm: multiply,
   bmm: (out, a, b) => {
-    const part = (x, i) => ({ ...x, offset: x.offset + i * x.strides[0], shape: x.shape.slice(1), strides: x.strides.slice(1) });
-    for (let i = 0; i < extent(out.shape[0]); i++) multiply(part(out, i), part(a, i), part(b, i));
+    const [start, end, row] = out.row === 0 ? [from, to, null] : [0, out.shape[0], out.row && out.row - 1];
+    for (let i = start; i < end; i++) {
+      const matrix = ({ data, offset, shape: [, ...shape], strides: [step, ...strides] }) =>
+        ({ data, offset: offset + i * step, shape, strides });
+      multiply({ ...matrix(out), row }, matrix(a), matrix(b));
+    }
   },
-  embedding: (out, table, ids) => {
-    const [row, column] = table.strides, C = table.shape[1], step = out.strides.at(-1);
-    lines(out, [{ ...ids, shape: [...ids.shape, C], strides: [...ids.strides, 0] }], ([o, i]) => {
+  embedding: (out, table, ids) => { // a row of the table, spread over the last dimension of out
+    const [row, column] = table.strides, C = table.shape[1];
+    const spread = { ...ids, shape: [...ids.shape, C], strides: [...ids.strides, 0] };
+    lines(out, [spread], ([o, i], [step]) => {
       for (let c = 0; c < C; c++) out.data[o + c * step] = table.data[table.offset + ids.data[i] * row + c * column];
     });
   },
-  native_layer_norm: (out, x, shape, gain, bias, eps) => along(out, x, -1, (o, i, n, so, si) => {
-    let sum = 0, squares = 0;
-    for (let c = 0; c < n; c++) sum += x.data[i + c * si];
-    for (let c = 0; c < n; c++) squares += (x.data[i + c * si] - sum / n) ** 2;
-    const scale = 1 / Math.sqrt(squares / n + eps);
-    for (let c = 0; c < n; c++) {
-      const normal = (x.data[i + c * si] - sum / n) * scale;
-      out.data[o + c * so] = normal * (gain ? gain.data[gain.offset + c] : 1) + (bias ? bias.data[bias.offset + c] : 0);
-    }
-  }),
-  _softmax: (out, x, dim) => along(out, x, dim, (o, i, n, so, si) => {
-    let largest = -Infinity, sum = 0;
-    for (let c = 0; c < n; c++) largest = Math.max(largest, x.data[i + c * si]);
-    for (let c = 0; c < n; c++) sum += out.data[o + c * so] = Math.exp(x.data[i + c * si] - largest);
-    for (let c = 0; c < n; c++) out.data[o + c * so] /= sum;
-  }),
-  cumsum: (out, x, dim) => along(out, x, dim, (o, i, n, so, si) => {
-    for (let c = 0, sum = 0; c < n; c++) out.data[o + c * so] = sum += x.data[i + c * si];
-  }),
   cat: (out, parts, dim) => {
+    const d = wrap(out, dim);
     let start = 0;
-    for (const x of parts.filter((part) => part.shape.length === out.shape.length)) {
-      place(out, x, placeAlong(out, dim, start));
-      start += x.shape.at(dim);
+    for (const x of parts.filter(({ shape }) => shape.length === out.shape.length)) {
+      copy({ ...part(out, d, start, start + x.shape[d]), row: out.row === d ? null : out.row }, x);
+      start += x.shape[d];
     }
   },
-  constant_pad_nd: (out, x, pad, value) => {
-    copy(out, value);
-    place(out, x, out.shape.map((_, d) => pad[2 * (out.shape.length - 1 - d)] ?? 0));
-  },
+  flip: (out, x, dims) => copy(out, dims.map((d) => wrap(x, d)).reduce((y, d) => (
+    { ...y, offset: y.offset + (x.shape[d] - 1) * x.strides[d], strides: y.strides.with(d, -x.strides[d]) }), x)),
   roll: (out, x, [shift], [dim]) => {
-    const size = x.shape.at(dim), start = ((shift % size) + size) % size;
-    for (const begin of [start, start - size]) place(out, x, placeAlong(out, dim, begin));
+    const d = wrap(x, dim), size = x.shape[d], start = ((shift % size) + size) % size;
+    OPS.cat(out, [part(x, d, size - start, size), part(x, d, 0, size - start)], d);
   },
-  sum: (out, x, dims, keeps) => reduce(out, x, dims, keeps, 0, (a, sum) => sum + a),
-  var: (out, x, dims, correction, keeps) => {
-    const count = reduce(out, x, dims, keeps, 0, (a, sum) => sum + a), mean = { ...out, data: out.data.map((a) => a / count) };
-    reduce(out, x, dims, keeps, 0, (a, sum, m) => sum + (a - m) ** 2, mean);
-    pointwise(out, (a) => a / (count - (correction ?? 1)), out);
+  gather: (out, x, dim, index) => {
+    const d = wrap(x, dim), base = { ...x, shape: out.shape, strides: x.strides.with(d, 0) };
+    lines(out, [index, base], ([o, i, a], [so, si, sa], count) => {
+      for (; count > 0; count--, o += so, i += si, a += sa) out.data[o] = x.data[a + index.data[i] * x.strides[d]];
+    });
   },
-  amax: (out, x, dims, keeps) => reduce(out, x, dims, keeps, -Infinity, (a, sum) => Math.max(a, sum)),
+  scatter: (out, self, dim, index, source) => {
+    const d = wrap(out, dim), row = out.row === d ? null : out.row, x = source.data ? source : scalar(source);
+    copy({ ...out, row }, self);
+    lines({ ...index, row }, [{ ...out, strides: out.strides.with(d, 0) }, x], ([i, o, a], [si, so, sa], count) => {
+      for (; count > 0; count--, o += so, i += si, a += sa) out.data[o + index.data[i] * out.strides[d]] = x.data[a];
+    });
+  },
+  sort: sort(false), sort_1: sort(true),
+  cumsum: scan((a, b) => a + b), cumprod: scan((a, b) => a * b), cummax: scan((a, b) => Math.max(a, b)),
+  sum: reduce(0, (sum, a) => sum + a), amax: reduce(-Infinity, Math.max),
   clone: copy, _to_copy: copy, copy: (out, self, x) => copy(out, x), fill: (out, self, value) => copy(out, value),
   where: (out, condition, x, y) => pointwise(out, (c, a, b) => c ? a : b, condition, x, y),
   add: (out, x, y, alpha) => pointwise(out, (a, b) => a + alpha * b, x, y),
   sub: (out, x, y, alpha) => pointwise(out, (a, b) => a - alpha * b, x, y),
-  mul: two((a, b) => a * b), pow: two((a, b) => a ** b), div: (out, x, y, mode) =>
-    pointwise(out, mode ? (a, b) => Math[mode](a / b) : (a, b) => a / b, x, y), // mode: floor or trunc
+  mul: two((a, b) => a * b), pow: two((a, b) => a ** b), remainder: two((a, b) => a - b * Math.floor(a / b)),
+  div: (out, x, y, mode) => pointwise(out, mode ? (a, b) => Math[mode](a / b) : (a, b) => a / b, x, y), // floor, trunc
   maximum: two((a, b) => Math.max(a, b)), minimum: two((a, b) => Math.min(a, b)),
   eq: two((a, b) => a === b), lt: two((a, b) => a < b), gt: two((a, b) => a > b),
-  ne: two((a, b) => a !== b), le: two((a, b) => a <= b), ge: two((a, b) => a >= b),
-  bitwise_and: two((a, b) => a & b), bitwise_or: two((a, b) => a | b), bitwise_not: one((a) => !a),
-  neg: one((a) => -a), abs: one(Math.abs), reciprocal: one((a) => 1 / a), sqrt: one(Math.sqrt), rsqrt: one((a) => 1 / Math.sqrt(a)),
-  exp: one(Math.exp), expm1: one(Math.expm1), log: one(Math.log), log1p: one(Math.log1p), sin: one(Math.sin), cos: one(Math.cos),
+  ne: two((a, b) => a !== b), le: two((a, b) => a <= b), ge: two((a, b) => a >= b), logical_not: one((a) => !a),
+  bitwise_and: two((a, b) => a & b), bitwise_or: two((a, b) => a | b), bitwise_xor: two((a, b) => a ^ b),
+  bitwise_not: one((a) => ~a), neg: one((a) => -a), abs: one(Math.abs), sign: one(Math.sign), sqrt: one(Math.sqrt),
+  reciprocal: one((a) => 1 / a), rsqrt: one((a) => 1 / Math.sqrt(a)), sin: one(Math.sin), cos: one(Math.cos),
+  exp: one(Math.exp), expm1: one(Math.expm1), log: one(Math.log), log1p: one(Math.log1p), floor: one(Math.floor),
+  ceil: one(Math.ceil), trunc: one(Math.trunc), // the middle between two integers is rounded to the even one
+  round: one((a) => Math.round(a) - (Math.abs(a % 1) === 0.5 ? Math.abs(Math.round(a) % 2) : 0)),
   relu: one((a) => Math.max(a, 0)), sigmoid: one((a) => 1 / (1 + Math.exp(-a))), tanh: one(Math.tanh), erf: one(erf),
 };

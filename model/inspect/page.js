@@ -1,50 +1,55 @@
 /* The network of a plan (trace.py), and a text that it reads and continues. Nothing here knows the browser. */
 
-/* run(ids) computes the outputs of the network: `stream`, `lens` and `calls` (of each attention q, k, v, weights). */
+/* run(ids) computes the outputs of the network: `lens`, logits, and `calls` (of each attention q, k, v, weights). */
 function makeNetwork(plan, constants) {
-  const buffers = plan.sizes.map((size) => size === null ? constants.shift() : new Float32Array(size));
+  const makeBuffer = ([size, isFloat]) => isFloat ? new Float32Array(size) : new Float64Array(size);
+  const buffers = plan.sizes.map((size) => size ? makeBuffer(size) : constants.shift());
   const revive = (x) => Array.isArray(x) ? x.map(revive) : x?.strides ? { ...x, data: buffers[x.buffer] } : x;
-  const input = revive(plan.ids), steps = revive(plan.ops), { stream, lens, calls } = plan.outputs;
-  T = input.shape[1];
+  const input = revive(plan.ids), T = input.shape[1], [lens, calls] = revive(plan.outputs);
+  const steps = plan.ops.map(([name, out, values, row]) => [OPS[name], { ...revive(out), row }, revive(values)]);
+  const writers = calls.map(([, , , weights]) => steps.findLastIndex(([, out]) => out.data === weights.data));
   return {
-    T, stream: revive(stream), lens: revive(lens), calls: revive(calls), blocks: plan.blocks,
+    T, lens, calls, blocks: plan.blocks,
     known: [], // the ids of the last run
-    rows: plan.isPure ? 8 : T, // that are computed at once
+    isWhole: false, // it computes all rows in each run
+    off: [], // [attention, head] of each that is switched off
 
-    /* How many ids are the same as in the last run, so that their rows need not be computed again. If the network
-    changes a tensor in place, all are. */
+    /* How many ids are the same as in the last run, so that their rows need not be computed again. */
     same(ids) {
-      const changed = plan.isPure ? ids.findIndex((id, t) => id !== this.known[t]) : 0;
-      return changed < 0 ? ids.length : changed;
+      const changed = ids.findIndex((id, t) => id !== this.known[t]);
+      return this.isWhole ? 0 : changed < 0 ? ids.length : changed;
     },
 
     run(ids) {
-      [from, to] = [this.same(ids), ids.length];
+      [from, to] = this.isWhole ? [0, T] : [this.same(ids), ids.length];
       this.known = [...ids];
       input.data.fill(0).set(ids);
-      for (const [name, out, values] of steps) OPS[name](out, ...values);
+      steps.forEach(([compute, out, values], i) => {
+        compute(out, ...values);
+        for (const [l, h] of this.off) if (writers[l] === i) copy({ ...part(calls[l][3], 1, h, h + 1), row: 2 }, 0);
+      });
     },
 
-    /* How far the logits of the last character are from those that PyTorch computed, as a share of the largest. */
-    error(expected) {
-      const logits = vectorOf(this.lens.at(-1), this.known.length - 1), largest = Math.max(...expected.map(Math.abs));
-      return Math.max(...expected.map((x, i) => Math.abs(x - logits[i]))) / largest;
+    /* Switches these heads off: their weights are 0 for all that reads them. */
+    setOff(off) {
+      if (String(off) !== String(this.off)) this.known = [];
+      this.off = off;
     },
   };
 }
 
-/* The vector of character t in a tensor of shape 1, T, C, or of head h in one of shape 1, H, T, D. */
-function vectorOf(x, t, h = 0, length = x.shape.at(-1)) {
-  const [sh, st, sc] = x.strides.slice(-3), isOne = x.shape.length < 4 || x.shape[1] === 1; // for all heads
-  const start = x.offset + (isOne ? 0 : h * sh) + t * st;
+/* The vector of character t in a tensor of shape 1, T, C, or of head h of H in one of shape 1, H or fewer, T, D. */
+function vectorOf(x, t, h = 0, H = 1, length = x.shape.at(-1)) {
+  const [sh, st, sc] = x.strides.slice(-3), shared = x.shape.length < 4 ? 0 : Math.floor(h * x.shape[1] / H);
+  const start = x.offset + shared * sh + t * st;
   return Array.from({ length }, (_, c) => x.data[start + c * sc]);
 }
 
 const dot = (a, b) => a.reduce((sum, x, i) => sum + x * b[i], 0);
-const cosine = (a, b) => dot(a, b) / Math.sqrt(dot(a, a) * dot(b, b));
+const mean = (xs) => xs.reduce((a, b) => a + b, 0) / xs.length;
 
 function softmax(xs) {
-  const largest = Math.max(...xs), powers = xs.map((x) => Math.exp(x - largest)), sum = powers.reduce((a, b) => a + b, 0);
+  const largest = Math.max(...xs), powers = xs.map((x) => Math.exp(x - largest)), sum = powers.length * mean(powers);
   return powers.map((x) => x / sum);
 }
 
@@ -58,31 +63,48 @@ function uniform(seed, position) {
 /* The text: all `ids`, of which the network reads those from `first` on, `shown`. */
 function makeText(net) {
   return {
-    ids: [], first: 0, shown: [], surprises: [], // in nats; none of the first one
+    ids: [], first: 0, shown: [], surprises: [], // in nats; 0 of the first one
 
-    /* One longer than T is cut at the front, by half of T at once: what remains need not be computed anew for each
-    character that is written. (page.py cuts it likewise.) */
-    set(ids) {
-      const step = Math.ceil(net.T / 2);
-      this.ids = ids;
-      this.first = Math.ceil(Math.max(0, ids.length - net.T) / step) * step;
-      this.shown = ids.slice(this.first);
+    /* Computes a text. One longer than T is cut at the front, by half of T at once: what remains need not be computed
+    anew for each character that is written. */
+    read(ids) {
+      const half = Math.ceil(net.T / 2), first = Math.ceil(Math.max(0, ids.length - net.T) / half) * half;
+      Object.assign(this, { ids, first, shown: ids.slice(first) });
+      const { shown, surprises } = this, start = net.same(shown);
+      net.run(shown);
+      surprises.length = start;
+      for (let t = start; t < shown.length; t++) surprises[t] = t ? -Math.log(this.probabilities(t - 1)[shown[t]]) : 0;
     },
 
-    /* Computes some more characters; returns whether all are computed. */
-    step() {
-      const { shown } = this, start = net.same(shown), end = Math.min(start + net.rows, shown.length);
-      net.run(shown.slice(0, end));
-      this.surprises.length = start;
-      for (let t = start; t < end; t++) this.surprises[t] = t ? -Math.log(this.probabilities(t - 1)[shown[t]]) : null;
-      return end === shown.length;
+    /* Whether the network computes what it computed in PyTorch, for the texts of page.py. If it does not by rows, as
+    where a later character changes an earlier row, it computes all of them in each run from now on. */
+    check(probe) {
+      return [false, true].some((isWhole) => {
+        [net.isWhole, net.known] = [isWhole, []];
+        return probe.every(([ids, expected]) => {
+          this.read(ids);
+          return expected.every((x, t) => Math.abs(this.surprises[t + 1] - (x ?? NaN)) < 1e-3);
+        });
+      });
     },
 
     /* Of the character after t; by the lens after part r of the network. */
     probabilities: (t, r = net.lens.length - 1) => softmax(vectorOf(net.lens[r], t)),
 
     /* How much character t looks at the characters 0 .. t, in attention l and its head h. */
-    weights: (l, h, t) => vectorOf(net.calls[l][3], t, h, t + 1),
+    weights: (l, h, t) => vectorOf(net.calls[l][3], t, h, net.calls[l][3].shape[1], t + 1),
+
+    /* The query of character t, and the key or value of character s, in head h of attention l. */
+    part: (l, h, i, t) => vectorOf(net.calls[l][i], t, h, net.calls[l][3].shape[1]),
+
+    /* Whether the weights of a head are softmax(Q Kᵀ / √d), in some rows. */
+    isTextbook(l, h) {
+      return [0.4, 0.7, 1].every((share) => {
+        const t = Math.ceil(share * (net.known.length - 1)), w = this.weights(l, h, t), q = this.part(l, h, 0, t);
+        const scores = w.map((x, s) => x ? dot(q, this.part(l, h, 1, s)) / Math.sqrt(q.length) : -Infinity);
+        return softmax(scores).every((x, s) => Math.abs(x - w[s]) <= 1e-3 * Math.max(...w));
+      });
+    },
 
     /* The next id, chosen as sample.py does, with other random numbers. */
     next(temperature, seed) {
@@ -91,16 +113,6 @@ function makeText(net) {
       let rest = temperature > 0 ? uniform(seed, this.ids.length) : Infinity;
       const drawn = probs.findIndex((p) => (rest -= p) < 0);
       return drawn < 0 ? likeliest : drawn;
-    },
-
-    /* Where else the character of t stands: of the places whose last vectors are the most and the least similar,
-    [place, similarity at each part of the network]. */
-    twins(t) {
-      const similarity = (x, other) => cosine(vectorOf(x, t), vectorOf(x, other)), last = net.stream.at(-1);
-      const others = this.shown.flatMap((id, s) => id === this.shown[t] && s !== t ? [[s, similarity(last, s)]] : []);
-      others.sort((a, b) => b[1] - a[1]);
-      const ends = [...new Set([others[0], others.at(-1)])].filter(Boolean);
-      return ends.map(([s]) => [s, ...net.stream.map((x) => similarity(x, s))]);
     },
   };
 }

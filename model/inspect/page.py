@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.inspect.record import record_attention, residual_stream
+from model.inspect.record import logit_lens, record_attention
 from model.inspect.trace import OPS, Trace
 from model.system.errors import AbortError
 
@@ -38,15 +39,12 @@ def attention_page(model: nn.Module, vocab: str, ids: list[int], about: str) -> 
     if len(ids) > MAX_TEXT_CHARS:
         about += f"; the last {MAX_TEXT_CHARS:,} of {len(ids):,} characters"
         ids = ids[-MAX_TEXT_CHARS:]
-    T = plan["ids"]["shape"][1]
-    step = math.ceil(T / 2)
-    first = math.ceil(max(0, len(ids) - T) / step) * step  # as page.js cuts it
     parts = [pack(x) for x in constants]
     data = {
         "about": about,
         "vocab": list(vocab),
         "text": ids,
-        "expected": model(torch.tensor([ids[first:]]))[0, -1].tolist(),
+        "probe": make_probe(model, plan["ids"]["shape"][1]),
         "plan": plan,
         "formats": [(len(x), kind) for x, (kind, _) in zip(constants, parts, strict=True)],
         "constants": base64.b64encode(zlib.compress(b"".join(b for _, b in parts), 9)).decode(),
@@ -63,24 +61,53 @@ def attention_page(model: nn.Module, vocab: str, ids: list[int], about: str) -> 
 
 
 def trace_model(model: nn.Module) -> tuple[dict[str, Any], list[Tensor]]:
-    """The operations of `model`, with what the page shows of them, and its constants."""
+    """The operations of `model`, with what the page shows of them, and its constants.
+
+    It reads two texts, one a character shorter. In both, the first dimension of a tensor that is as
+    long as the text has a row for each character; of these, ops.js computes the new ones only.
+    """
     T = min(model.config.block_size, model.max_length or MAX_PAGE_CHARS, MAX_PAGE_CHARS)
-    # Odd, and no size of a matrix: ops.js knows a dimension of time by its size.
-    sizes = {size for parameter in model.parameters() for size in parameter.shape}
-    T = next((n for n in range(T, 1, -1) if n % 2 and n not in sizes), 1)
-    ids_BT = torch.arange(T)[None] % model.vocab_size
+    (plan, constants), (shorter, _) = trace_text(model, T), trace_text(model, max(1, T - 1))
+    is_same = [op[0] for op in plan["ops"]] == [op[0] for op in shorter["ops"]]
+    for i, (name, out, values, is_whole) in enumerate(plan["ops"]):
+        row = None
+        if is_same and not is_whole:
+            sizes = zip(out["shape"], shorter["ops"][i][1]["shape"], strict=True)
+            row = next((d for d, size in enumerate(sizes) if size == (T, T - 1)), None)
+        plan["ops"][i] = name, out, values, row
+    return plan, constants
+
+
+def trace_text(model: nn.Module, length: int) -> tuple[dict[str, Any], list[Tensor]]:
+    """The operations for a text of so many characters."""
+    ids_BT = torch.arange(length)[None] % model.vocab_size
+    torch.backends.mha.set_fastpath_enabled(False)  # one operation for a whole nn.Transformer
     with record_attention(model) as recorded, Trace(ids_BT) as trace:
-        stream, lens = residual_stream(model, ids_BT)
+        lens = logit_lens(model, ids_BT)
     # Each part of the lens was a further pass; what it computed again is not needed.
-    recorded = recorded[: len(recorded) // (1 + len(lens) if stream else 1)]
-    outputs = {"stream": stream, "lens": lens, "calls": [call for _, call in recorded]}
-    plan, constants = trace.plan(outputs)
+    recorded = recorded[: len(recorded) // (1 + len(lens) if len(lens) > 1 else 1)]
+    plan, constants = trace.plan([lens, [list(call) for _, call in recorded]])
     return plan | {"blocks": [block for block, _ in recorded]}, constants
 
 
+def make_probe(model: nn.Module, T: int) -> list[tuple[list[int], list[float | None]]]:
+    """Two texts, and how surprised the model is by each of their characters but the first.
+
+    The page computes the same, or says that it does not.
+    """
+    generator = torch.Generator().manual_seed(0)
+    ids_BT = torch.randint(model.vocab_size, (1, T), generator=generator)
+    probe = []
+    for x_BT in (ids_BT[:, : math.ceil(T / 3)], ids_BT):
+        nats = F.cross_entropy(model(x_BT)[0, :-1], x_BT[0, 1:], reduction="none").tolist()
+        probe.append((x_BT[0].tolist(), [round(x, 6) if math.isfinite(x) else None for x in nats]))
+    return probe
+
+
 def pack(x: Tensor) -> tuple[str, bytes]:
-    """The format and the bytes of a constant: half precision if that changes nothing."""
-    x = x.float()
-    if torch.equal(x.half().float(), x):
-        return "half", x.half().numpy().astype("<f2").tobytes()
-    return "float", x.numpy().astype("<f4").tobytes()
+    """The format and the bytes of a constant: the smallest that changes nothing."""
+    for kind in ("half", "float"):
+        short = x.to(getattr(torch, kind))
+        if torch.equal(short.to(x.dtype), x):
+            return kind, short.numpy().astype({"half": "<f2", "float": "<f4"}[kind]).tobytes()
+    return "double", x.double().numpy().astype("<f8").tobytes()

@@ -1,4 +1,4 @@
-"""Records what each attention head of a network looked at, and the residual stream.
+"""Records what each attention head of a network looked at, and the logit lens.
 
 Shapes: B batch, T time (queries), S keys, C channels, H heads of a block, D head width,
 V vocabulary.
@@ -46,31 +46,25 @@ def record_attention(model: nn.Module) -> Iterator[list[tuple[int, AttentionCall
 
 
 @torch.no_grad()
-def residual_stream(model: nn.Module, ids_BT: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-    """The vectors x_BTC before the first and after each block, and what the head makes of each.
+def logit_lens(model: nn.Module, ids_BT: Tensor) -> list[Tensor]:
+    """What the head makes of the vectors before the first and after each block: logits_BTV.
 
-    The latter are logits_BTV, as if the blocks that follow were left out (nostalgebraist 2020,
-    "the logit lens"). If a block's output is not the next one's input, the stream is empty, and
-    the lens has the logits of the model only.
+    As if the blocks that follow were left out (nostalgebraist 2020). If a block's output is not the
+    next one's input, only the logits of the model.
     """
-    used, stream = [], []
-
-    def keep(block: nn.Module, args: tuple, output: object) -> None:
-        used.append(block)
-        if not stream:
-            stream.extend(args[:1])
-        if stream and args and args[0] is stream[-1]:
-            stream.append(output)
-
+    calls = []
     with contextlib.ExitStack() as hooks:
         for block in set(model.blocks):
-            hooks.enter_context(block.register_forward_hook(keep))
+            hooks.enter_context(block.register_forward_hook(lambda *call: calls.append(call)))
         logits_BTV = model(ids_BT)
-    if not used or len(stream) != len(used) + 1 or not all(map(torch.is_tensor, stream)):
-        return [], [logits_BTV]
+    inputs, outputs = [args[0] for _, args, _ in calls if args], [output for *_, output in calls]
+    stream = inputs[:1] + outputs
+    is_stream = len(inputs) == len(outputs) and all(map(torch.is_tensor, stream))
+    if not calls or not is_stream or any(x is not y for x, y in zip(inputs, stream, strict=False)):
+        return [logits_BTV]
 
     def replace_output(x_BTC: Tensor) -> Tensor:
-        with used[-1].register_forward_hook(lambda *_: x_BTC):
+        with calls[-1][0].register_forward_hook(lambda *_: x_BTC):
             return model(ids_BT)
 
-    return stream, [replace_output(x_BTC) for x_BTC in stream]
+    return [replace_output(x_BTC) for x_BTC in stream]

@@ -3,26 +3,62 @@
 Nothing here knows any network: PyTorch itself reports each operation. One that does not depend on
 the text is not recorded, its result is a constant. Nor is one that only makes a view (transpose,
 split, ...): a tensor is written as its buffer, the memory that it shares with other tensors, with
-the offset, shape and strides that PyTorch gave it.
+the offset, shape and strides that PyTorch gave it. An operation in place writes into a copy of the
+buffer; so what was computed stays.
 """
 
 import math
 import re
+import traceback
+from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch._decomp import decomposition_table
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
+from model import networks
 from model.system.errors import AbortError
 
 OPS = Path(__file__).with_name("ops.js")
-FUNCTION = r"(\w+): (?:\(|one\(|two\(|copy|multiply)"
-KNOWN = set(re.findall(FUNCTION, OPS.read_text("utf-8").partition("const OPS")[2]))
+COMPARISONS = {"eq", "ne", "lt", "le", "gt", "ge", "logical_not"}
+NAMES = """mm bmm embedding cat flip roll gather scatter sort sort_1 cumsum cumprod cummax sum amax
+clone _to_copy copy fill where add sub mul div pow remainder maximum minimum bitwise_and bitwise_or
+bitwise_xor bitwise_not neg abs sign reciprocal sqrt rsqrt exp expm1 log log1p sin cos floor ceil
+round trunc relu sigmoid tanh erf"""
+KNOWN = COMPARISONS | set(NAMES.split())  # the operations in ops.js
 SETTINGS = {"dtype", "layout", "device", "pin_memory", "memory_format"}  # arguments without effect
+
+
+def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, *settings: Any) -> Tensor:
+    """A convolution along time, x_BCT to out_BOT, as a matrix product of its windows."""
+    stride, padding, dilation, is_transposed, _, groups = settings
+    if is_transposed or x.ndim != 3:
+        refuse("compute a convolution other than Conv1d", "convolution")
+    width = (weight.size(-1) - 1) * dilation[0] + 1
+    windows = F.pad(x, padding * 2).unfold(-1, width, stride[0])[..., :: dilation[0]]
+    windows, weight = windows.unflatten(1, (groups, -1)), weight.unflatten(0, (groups, -1))
+    out_BOT = torch.einsum("bgitk,goik->bgot", windows, weight).flatten(1, 2)
+    return out_BOT if bias is None else out_BOT + bias[:, None]
+
+
+def var(x: Tensor, dims: list[int], correction: float = 1, **_: Any) -> Tensor:
+    """The variance over some dimensions."""
+    n = math.prod(x.size(dim) for dim in dims)
+    return (x - x.mean(dims, keepdim=True)).square().sum(dims) / (n - correction)
+
+
+PARTS = {  # of operations that PyTorch does not break up
+    torch.ops.aten.convolution.default: convolution,
+    torch.ops.aten.topk.default: lambda x, k, dim=-1, *largest: [
+        y.narrow(dim, 0, k) for y in x.sort(dim, *(largest[:1] or [True]))
+    ],
+    torch.ops.prims.var.default: var,
+}
 
 
 def memory(x: Tensor) -> int:
@@ -35,105 +71,134 @@ def whole_buffer(x: Tensor) -> Tensor:
     return x.new_empty(0).set_(x.untyped_storage())
 
 
+def network_line() -> str:
+    """Which line of a network's file is being computed."""
+    for frame in reversed(traceback.extract_stack()):
+        if Path(frame.filename).parent == networks.FOLDER:
+            return f" in line {frame.lineno} of {Path(frame.filename).name}, `{frame.line}`"
+    return ""
+
+
+def refuse(problem: str, name: str) -> NoReturn:
+    """Raise AbortError."""
+    raise AbortError(f"the page cannot {problem}: {name}{network_line()}.")
+
+
+def exact(name: str, x: Tensor, values: list, inputs: list[Tensor]) -> tuple[str, list]:
+    """The operation for JavaScript, which has one type, float64, where PyTorch has several."""
+    if any(y.is_complex() for y in (x, *inputs)):
+        refuse("compute complex numbers", name)
+    if x.is_floating_point() or name in COMPARISONS:
+        return name, values
+    if any(y.is_floating_point() for y in inputs):
+        if name != "_to_copy":
+            refuse("compute integers from other numbers", name)
+        return ("ne", [values[0], 0]) if x.dtype == torch.bool else ("trunc", values[:1])
+    if x.dtype == torch.bool:
+        return {"add": "bitwise_or", "bitwise_not": "logical_not"}.get(name, name), values
+    if x.numel() and x.abs().max() >= 2 ** (31 if name.startswith("bitwise") else 53):
+        refuse("compute integers as large as these", name)
+    return name, values
+
+
 class Trace(TorchDispatchMode):
     """Records what is computed from ids_BT inside `with`. Outside inference mode."""
 
     def __init__(self, ids_BT: Tensor) -> None:
         super().__init__()
-        self.ids_BT = ids_BT
         self.live = {memory(ids_BT)}  # buffers that depend on the text
-        self.done: list[tuple[str, Tensor, list]] = []  # operation, output, arguments
+        self.changes: Counter[int] = Counter()  # how often a buffer was changed in place
+        self.numbers: dict[tuple[int, int], int] = {}  # of a buffer after so many changes
+        self.buffers: list[Tensor] = []
+        self.constants: set[int] = set()  # their numbers
+        self.ops: list[tuple] = []  # name, output, arguments, is all computed, buffers, line
         self.kept: list[Any] = []  # no memory is used twice
-        self.is_pure = True  # nothing is overwritten that was read before
+        self.ids = self.encode(ids_BT)
+
+    def encode(self, x: Any) -> Any:
+        """As JSON has it: of a tensor, the number of its buffer, and where it lies in it."""
+        if torch.is_tensor(x):
+            key = memory(x), self.changes[memory(x)]
+            if key not in self.numbers:
+                self.numbers[key] = len(self.buffers)
+                self.buffers.append(whole_buffer(x))
+                self.constants.update([] if memory(x) in self.live else [self.numbers[key]])
+            place = self.numbers[key], x.storage_offset(), list(x.shape), list(x.stride())
+            return dict(zip(("buffer", "offset", "shape", "strides"), place, strict=True))
+        is_infinite = isinstance(x, float) and not math.isfinite(x)
+        return str(x).replace("inf", "Infinity") if is_infinite else x
 
     def __torch_dispatch__(
         self, func: torch._ops.OpOverload, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
         kwargs, schema = kwargs or {}, func._schema
-        name = schema.name.partition("::")[2]
+        name = schema.name.partition("::")[2].rstrip("_")
         inputs = [x for x in tree_leaves((args, kwargs)) if torch.is_tensor(x)]
         is_live = any(memory(x) in self.live for x in inputs)
         is_live = is_live and not re.match("new_|.*_like$", name)  # of these, only the shape counts
-        if is_live and name.rstrip("_") not in KNOWN:
-            parts = decomposition_table.get(func, func.decompose if func._can_decompose() else None)
+        if is_live and name not in KNOWN:
+            parts = PARTS.get(func) or decomposition_table.get(func)
+            parts = parts or (func.decompose if func._can_decompose() else None)
             if parts is not None:
                 with self:
                     return parts(*args, **kwargs)
         if torch.Tag.nondeterministic_seeded in func.tags:
-            raise AbortError(f"the page cannot show a network that draws random numbers ({name}).")
-        if is_live and any(x.is_complex() for x in inputs):
-            raise AbortError(f"the page cannot compute complex numbers ({name}).")
-        if is_live and schema.is_mutable:
-            is_by_element = name.endswith("_") and torch.Tag.pointwise in func.tags
-            self.is_pure &= is_by_element and self.is_unread(*inputs)
-            if memory(args[0]) not in self.live:
-                buffer = whole_buffer(args[0])  # a constant is about to be written to
-                self.live.add(memory(buffer))
-                self.done.insert(0, ("copy", buffer, [buffer, buffer.clone()]))
+            refuse("show a network that draws random numbers", name)
+        values = [
+            tree_map(self.encode, args[i] if i < len(args) else kwargs.get(a.name, a.default_value))
+            for i, a in enumerate(schema.arguments)
+            if is_live and a.name not in SETTINGS
+        ]
+        used = {self.encode(x)["buffer"] for x in inputs if is_live}
+        is_change = schema.is_mutable and torch.Tag.inplace_view not in func.tags
+        if is_change:
+            changed = whole_buffer(args[0])
+            before = self.encode(changed)
+            if before["buffer"] in self.constants:
+                self.buffers[before["buffer"]] = changed.clone()
         output = func(*args, **kwargs)
         self.kept += (args, kwargs, output)
+        if is_change:
+            self.changes[memory(changed)] += 1
         if not is_live:
             return output
         outputs = [x for x in tree_leaves(output) if torch.is_tensor(x)]
         if not outputs:
-            raise AbortError(f"the page cannot show a network that reads its own numbers ({name}).")
-        if schema.is_mutable or all(memory(x) != memory(outputs[0]) for x in inputs):  # no view
-            values = [
-                args[i] if i < len(args) else kwargs.get(argument.name, argument.default_value)
-                for i, argument in enumerate(schema.arguments)
-                if argument.name not in SETTINGS
-            ]
-            is_cut = any(x.is_floating_point() for x in inputs) and outputs[0].dtype == torch.long
-            name = f"{name} to integers" if is_cut else name.rstrip("_")  # JavaScript has one type
-            self.done.append((name, outputs[0], values))
-            self.done += [(f"the other results of {name}", x, values) for x in outputs[1:]]
-            self.live.update(map(memory, outputs))
+            refuse("show a network that reads its own numbers", name)
+        if is_change:
+            self.live.add(memory(changed))
+            after = self.encode(changed)
+            self.ops.append(("copy", after, [after, before], True, {before["buffer"]}, ""))
+        elif any(memory(x) == memory(outputs[0]) for x in inputs):  # a view
+            return output
+        self.live.update(map(memory, outputs))
+        name, values = exact(name, outputs[0], values, inputs)
+        for i, x in enumerate(outputs):
+            result = f"{name}_{i}" if i else name
+            line = "" if result in KNOWN else network_line()
+            self.ops.append((result, self.encode(x), values, is_change, used, line))
         return output
-
-    def is_unread(self, x: Tensor, *others: Tensor) -> bool:
-        """Whether x, a whole buffer, was computed just now, and is none of the `others`."""
-        is_latest = bool(self.done) and memory(self.done[-1][1]) == memory(x)
-        is_whole = x.numel() == len(whole_buffer(x))
-        return is_latest and is_whole and all(memory(x) != memory(other) for other in others)
 
     def plan(self, outputs: Any) -> tuple[dict[str, Any], list[Tensor]]:
         """What ops.js needs to compute these tensors, with the constants, flat.
 
         Raises AbortError if it lacks an operation.
         """
-        needed, ops = set(map(memory, tree_leaves(outputs))), []
-        for op in reversed(self.done):
-            if memory(op[1]) in needed:
-                needed.update(memory(x) for x in tree_leaves(op[2]) if torch.is_tensor(x))
+        needed = {self.encode(x)["buffer"] for x in tree_leaves(outputs) if torch.is_tensor(x)}
+        ops, unknown = [], set()
+        for *op, used, line in reversed(self.ops):
+            if op[1]["buffer"] in needed:
+                needed |= used
                 ops.insert(0, op)
-        unknown = sorted({name for name, *_ in ops} - KNOWN)
+                unknown.update([] if op[0] in KNOWN else [op[0] + line])
         if unknown:
-            raise AbortError(
-                f"the page cannot compute {', '.join(unknown)}, which this network uses. Add it to "
-                f"OPS in {OPS}."
-            )
-        buffers: dict[int, int] = {}  # memory, number
-        sizes, constants = [], []
-
-        def encode(x: Any) -> Any:
-            if torch.is_tensor(x):
-                if memory(x) not in buffers:
-                    buffers[memory(x)] = len(sizes)
-                    is_live = memory(x) in self.live
-                    sizes.append(len(whole_buffer(x)) if is_live else None)
-                    constants.extend([] if is_live else [whole_buffer(x)])
-                place = (buffers[memory(x)], x.storage_offset(), list(x.shape), list(x.stride()))
-                return dict(zip(("buffer", "offset", "shape", "strides"), place, strict=True))
-            if isinstance(x, list | tuple):
-                return [encode(item) for item in x]
-            if isinstance(x, float) and not math.isfinite(x):
-                return str(x).replace("inf", "Infinity")
-            return x
-
-        plan = {
-            "ids": encode(self.ids_BT),
-            "isPure": self.is_pure,
-            "outputs": {name: encode(x) for name, x in outputs.items()},
-            "ops": [encode(op) for op in ops],
-        }
-        return plan | {"sizes": sizes}, constants
+            names = ", ".join(sorted(unknown))
+            raise AbortError(f"the page cannot compute {names}. Add it to OPS in {OPS}.")
+        sizes = [
+            [len(x) * (i in needed), x.is_floating_point()] for i, x in enumerate(self.buffers)
+        ]
+        for i in needed & self.constants:
+            sizes[i] = None
+        outputs = tree_map(self.encode, outputs)
+        plan = {"ids": self.ids, "outputs": outputs, "ops": ops, "sizes": sizes}
+        return plan, [x for i, x in enumerate(self.buffers) if sizes[i] is None]

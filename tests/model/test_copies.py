@@ -46,5 +46,5 @@ def test_an_edit_of_the_equation_changes_training_sampling_and_page(
         assert sample.main(text_flags) == 0
         text, page = capsys.readouterr().out, page_data(Path("page.html").read_text("utf-8"))
         losses = [loss for _, loss in curve(Path(str(i)), "train")]
-        results.append((text, page["expected"], *losses[1:]))
+        results.append((text, page["probe"], *losses[1:]))
     assert all(a != b for a, b in zip(*results, strict=True))

@@ -7,7 +7,7 @@ import torch
 
 from model import attention
 from model.attention import attention_weights
-from model.inspect.record import record_attention, residual_stream
+from model.inspect.record import logit_lens, record_attention
 from tests.model.test_networks import random_gpt, random_ids
 
 
@@ -61,11 +61,11 @@ def test_logit_lens_equals_logits_with_later_blocks_removed(network, order):
     model, ids_BT = random_gpt(network=network), random_ids(2, 12)
     blocks = [model.blocks[i] for i in order]
     model.blocks = torch.nn.ModuleList(blocks)
-    stream, lens = residual_stream(model, ids_BT)
+    lens = logit_lens(model, ids_BT)
     for count in range(4):
         model.blocks = torch.nn.ModuleList(blocks[:count])
         torch.testing.assert_close(lens[count], model(ids_BT))
-    assert len(stream) == 4
+    assert len(lens) == 4
 
 
 @pytest.mark.parametrize(
