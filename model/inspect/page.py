@@ -14,12 +14,10 @@ from torch import Tensor, nn
 
 from model.inspect.record import logit_lens, record_attention
 from model.inspect.trace import OPS, Trace
-from model.system.errors import AbortError
 
 TEMPLATE, SCRIPT = (Path(__file__).with_name(name) for name in ("page.html", "page.js"))
 MAX_PAGE_CHARS = 256  # that the model in the page reads at once
 MAX_TEXT_CHARS = 5000  # in the page's box
-MAX_PAGE_SIZE = 50_000_000
 HALF_FROM = 4096  # parameters of so many numbers are rounded to half precision
 
 
@@ -28,22 +26,18 @@ HALF_FROM = 4096  # parameters of so many numbers are rounded to half precision
 def attention_page(model: nn.Module, vocab: str, ids: list[int], about: str) -> str:
     """An HTML page, complete in itself, that computes what `model` does, first for a text.
 
-    `model` is in eval mode. Raises AbortError if the page lacks one of its operations, or would be
-    too large.
+    `model` is in eval mode. Raises AbortError if the page lacks one of its operations.
     """
     model = copy.deepcopy(model).cpu().float()
     for parameter in model.parameters():
         if parameter.numel() >= HALF_FROM:
             parameter.copy_(parameter.half())
     plan, constants = trace_model(model)
-    if len(ids) > MAX_TEXT_CHARS:
-        about += f"; the last {MAX_TEXT_CHARS:,} of {len(ids):,} characters"
-        ids = ids[-MAX_TEXT_CHARS:]
     parts = [pack(x) for x in constants]
     data = {
         "about": about,
         "vocab": list(vocab),
-        "text": ids,
+        "text": ids[-MAX_TEXT_CHARS:],
         "probe": make_probe(model, plan["ids"]["shape"][1]),
         "plan": plan,
         "formats": [(len(x), kind) for x, (kind, _) in zip(constants, parts, strict=True)],
@@ -51,11 +45,6 @@ def attention_page(model: nn.Module, vocab: str, ids: list[int], about: str) -> 
     }
     # In a script, "<" could begin a tag that ends it.
     content = json.dumps(data, ensure_ascii=False).replace("<", "\\u003c")
-    if len(content) > MAX_PAGE_SIZE:
-        raise AbortError(
-            f"the page would have {len(content) / 1e6:.0f} MB, since it holds the model; at most "
-            f"{MAX_PAGE_SIZE / 1e6:.0f} are written."
-        )
     page = TEMPLATE.read_text("utf-8").replace("/*OPS*/", OPS.read_text("utf-8"))
     return page.replace("/*PAGE*/", SCRIPT.read_text("utf-8")).replace("/*DATA*/", content)
 
@@ -73,7 +62,8 @@ def trace_model(model: nn.Module) -> tuple[dict[str, Any], list[Tensor]]:
         row = None
         if is_same and not is_whole:
             sizes = zip(out["shape"], shorter["ops"][i][1]["shape"], strict=True)
-            row = next((d for d, size in enumerate(sizes) if size == (T, T - 1)), None)
+            changed = [(d, *size) for d, size in enumerate(sizes) if size[0] != size[1]]
+            row = changed[0][0] if changed and changed[0][1:] == (T, T - 1) else None
         plan["ops"][i] = name, out, values, row
     return plan, constants
 
@@ -81,9 +71,13 @@ def trace_model(model: nn.Module) -> tuple[dict[str, Any], list[Tensor]]:
 def trace_text(model: nn.Module, length: int) -> tuple[dict[str, Any], list[Tensor]]:
     """The operations for a text of so many characters."""
     ids_BT = torch.arange(length)[None] % model.vocab_size
+    is_fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # one operation for a whole nn.Transformer
-    with record_attention(model) as recorded, Trace(ids_BT) as trace:
-        lens = logit_lens(model, ids_BT)
+    try:
+        with record_attention(model) as recorded, Trace(ids_BT) as trace:
+            lens = logit_lens(model, ids_BT)
+    finally:
+        torch.backends.mha.set_fastpath_enabled(is_fast)
     # Each part of the lens was a further pass; what it computed again is not needed.
     recorded = recorded[: len(recorded) // (1 + len(lens) if len(lens) > 1 else 1)]
     plan, constants = trace.plan([lens, [list(call) for _, call in recorded]])
@@ -91,14 +85,14 @@ def trace_text(model: nn.Module, length: int) -> tuple[dict[str, Any], list[Tens
 
 
 def make_probe(model: nn.Module, T: int) -> list[tuple[list[int], list[float | None]]]:
-    """Two texts, and how surprised the model is by each of their characters but the first.
+    """Three texts, and how surprised the model is by each of their characters but the first.
 
     The page computes the same, or says that it does not.
     """
     generator = torch.Generator().manual_seed(0)
     ids_BT = torch.randint(model.vocab_size, (1, T), generator=generator)
     probe = []
-    for x_BT in (ids_BT[:, : math.ceil(T / 3)], ids_BT):
+    for x_BT in (ids_BT[:, :n] for n in (2, math.ceil(T / 3), T)):
         nats = F.cross_entropy(model(x_BT)[0, :-1], x_BT[0, 1:], reduction="none").tolist()
         probe.append((x_BT[0].tolist(), [round(x, 6) if math.isfinite(x) else None for x in nats]))
     return probe

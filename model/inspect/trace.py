@@ -185,6 +185,7 @@ class Trace(TorchDispatchMode):
         Raises AbortError if it lacks an operation.
         """
         needed = {self.encode(x)["buffer"] for x in tree_leaves(outputs) if torch.is_tensor(x)}
+        needed.add(self.ids["buffer"])
         ops, unknown = [], set()
         for *op, used, line in reversed(self.ops):
             if op[1]["buffer"] in needed:
@@ -192,7 +193,7 @@ class Trace(TorchDispatchMode):
                 ops.insert(0, op)
                 unknown.update([] if op[0] in KNOWN else [op[0] + line])
         if unknown:
-            names = ", ".join(sorted(unknown))
+            names = ", ".join(sorted(unknown)[:3])
             raise AbortError(f"the page cannot compute {names}. Add it to OPS in {OPS}.")
         sizes = [
             [len(x) * (i in needed), x.is_floating_point()] for i, x in enumerate(self.buffers)
