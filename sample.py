@@ -51,8 +51,9 @@ def main(argv: list[str]) -> None:
     for names in (("prompt", "prompt_file", "interactive", "score"), ("interactive", "attention")):
         if sum(bool(getattr(config, key)) for key in names) > 1:
             raise UserError(f"give only one of {', '.join(names)}.")
-    if config.attention is not None and not config.attention.endswith(".html"):
-        raise UserError(f"attention is {config.attention!r}. Name an .html file.")
+    page = Path(config.attention or "page.html")
+    if page.suffix != ".html" or not page.parent.is_dir():
+        raise UserError(f"attention is '{page}'. Name an .html file in a folder that exists.")
     model = load(name, config.which, device=config.device, dtype=config.dtype)
     model.tokenizer.encode(config.stop, "stop")
     prompt = config.prompt
@@ -71,7 +72,7 @@ def main(argv: list[str]) -> None:
         if sys.stdout.isatty():
             print(flush=True)
     if config.attention is not None:
-        with atomic_write(Path(config.attention)) as file:
+        with atomic_write(page) as file:
             file.write(model.attention_page(text).encode("utf-8", "replace"))
 
 

@@ -109,7 +109,7 @@ def recipe(budget: Budget) -> dict[str, Any]:
         is_long = flops >= min(min_length * DEFAULT_FLOPS[kind], often)
         if budget.train_chars >= min_chars and is_long:
             n_layer, n_embd, block_size = size
-    kind = "gpu" if block_size > 256 else "cpu"
+    kind = "gpu" if block_size > 256 else "cpu"  # a short text is trained as on a CPU
     parameters = budget.parameters or block_parameters(n_layer, n_embd)
 
     # The run reads as much as the computation allows, but the text not too often.

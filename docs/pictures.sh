@@ -16,9 +16,10 @@ shoot() { # FILE WIDTH,HEIGHT URL
     python -c "import sys; from PIL import Image as I; I.open(sys.argv[1]).convert('RGB').save(sys.argv[1], optimize=True)" "docs/$1"
 }
 
-python sample.py "$run" --prompt "ROMEO:" --max_new_tokens 100 --attention "$page"
-sed -i 's#</body>#<script>setTimeout(() => document.getElementById("write").click(), 19700)</script></body>#' "$page" # it writes
-shoot attention.png 1100,1000 "file://$page"
+python sample.py "$run" --prompt "ROMEO:" --max_new_tokens 250 --attention "$page"
+# Switch a head off.
+sed -i 's#</body>#<script>setTimeout(() => document.querySelectorAll("\#maps input")[2].click(), 15000)</script></body>#' "$page"
+shoot attention.png 1280,900 "file://$page"
 
 tensorboard --logdir "$run" --port $port &
 trap 'kill $!; rm -r "$(dirname "$page")"' EXIT

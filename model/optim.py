@@ -141,8 +141,9 @@ class Muon(Optimizer):
     def compute_fast(self, grads: list[Tensor], momenta: list[Tensor]) -> list[Tensor]:
         """`compute`, on a GPU as a CUDA graph, which takes a tenth of the time to start.
 
-        A graph reads the same memory in each step. The graph of a network leaves gradients in
-        place, so there is one here, too. Without one, gradients move: then there is none.
+        A graph reads the same memory in each step. If the network is a CUDA graph, it leaves the
+        gradients in place, so Muon can be one, too. Otherwise gradients move in each step. Moments
+        move when they are made and when they are loaded, so two moves are normal.
         """
         addresses = [x.data_ptr() for x in (*grads, *momenta)]
         if addresses != self.addresses:

@@ -103,6 +103,7 @@ CASES = [
     ("sample.py --score good.txt --interactive", "interactive, score"),
     ("sample.py --attention a.html --interactive", "one of interactive, attention"),
     ("sample.py --attention runs/it/best.pt", "runs/it/best.pt", "Name an .html file"),
+    ("sample.py --attention missing/a.html", "a folder that exists"),
     ("sample.py --top_p 0", "argument --top_p: 0 is not in (0, 1]"),
     ("train.py --network missing", "network is 'missing'", "gpt, quill"),
 ]

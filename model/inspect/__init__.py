@@ -1,1 +1,1 @@
-"""What a person looks at: maps, the attention page; checks of edited networks."""
+"""What a person looks at: the attention page, TensorBoard's maps."""

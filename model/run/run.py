@@ -83,10 +83,8 @@ class Run:
         print_line("\n".join(lines), sys.stdout)
 
     def open_logs(self) -> None:
-        """Write config.toml. Open TensorBoard's files: "train" and "val" share a chart."""
+        """Open TensorBoard's files: "train" and "val" share a chart."""
         (self.run_dir / "summary.json").unlink(missing_ok=True)  # the result of an earlier command
-        with atomic_write(self.run_dir / "config.toml") as file:
-            file.write(to_toml(replace(self.config, device=self.machine.device.type)).encode())
         # A killed run may have logged more steps than it has saved. They are dropped, since the
         # resumed run logs them again: the steps from purge_step on.
         step, val_step = self.state.step, self.state.val_step
@@ -139,9 +137,9 @@ class Run:
         unsaved_seconds, received = self.seconds() - state.seconds, max(self.signals, default=0)
         reached = self.machine.processes.max(min(progress, 1), after, unsaved_seconds, received)
         progress, self.progress_after, self.unsaved_seconds, signal = reached
-        # Progress never falls, even if an evaluation takes less time than the one before.
         if self.progress < 1:  # a signal in the last evaluation changes nothing
             self.signal = int(signal)
+        # Progress never falls, even if an evaluation takes less time than the one before.
         self.progress = max(self.progress, progress)
         self.bar.total = round(state.step / self.progress) if state.step else self.config.max_iters
         self.bar.update(state.step - self.bar.n)
@@ -240,7 +238,7 @@ class Run:
         self.state.loss_sum = self.loss_sum.item()
 
     def save(self, is_best: bool = False) -> None:
-        """Write last.pt. If this is the best model so far, write best.pt first."""
+        """Write config.toml and last.pt. If this is the best model so far, write best.pt first."""
         self.state.seconds = self.seconds()
         self.share_loss_sum()
         if not self.is_main:
@@ -250,6 +248,8 @@ class Run:
         require_finite("sum of the weights", total, self.state.step)
         for log in self.logs.values():  # before last.pt: a resumed run does not log these again
             log.flush()
+        with atomic_write(self.run_dir / "config.toml") as file:
+            file.write(to_toml(replace(self.config, device=self.machine.device.type)).encode())
         names = ("best.pt", "last.pt") if is_best else ("last.pt",)
         saved = Checkpoint(
             **vars(self.state),

@@ -18,7 +18,7 @@ from model.system.processes import Processes
 
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container: "250000 100000" stands for 2.5 CPUs
 CPU_EVAL_CHARS = 4096  # in an evaluation batch: fits the processor's cache
-# What follows was chosen by a few measurements on an H100 (docs/experiments.md, 2026-11-26).
+# What follows was chosen by a few measurements on an H100.
 GPU_EVAL_CHARS, GPU_EVAL_LOGITS = 65_536, 2**25  # the latter are 128 MB
 CPU_PARAMETERS = 10_000_000  # up to these, a CPU writes a few texts as fast as a GPU
 

@@ -48,7 +48,7 @@ def new_run_dir(out_dir: str | None) -> Iterator[Path]:
     with lock_run_dir(path):
         if any(path.iterdir()):
             raise UserError(
-                f"out_dir {path} is not empty. Name another folder, or continue a run with "
+                f"out_dir {path} is not empty. Name another folder, or if a last.pt is in it, "
                 f"--resume {quote(path)}."
             )
         try:
