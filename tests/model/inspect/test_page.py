@@ -194,9 +194,11 @@ def test_page_computes_what_the_model_computes(edit, edit_network):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("block_size", [2, 24])
 @pytest.mark.parametrize("network", network_names())
-def test_a_head_that_is_off_hands_nothing_on(network, edit_network):
-    model, ids = random_gpt(len(VOCAB), network=network, block_size=24).float(), [5, 3, 1, 4, 1, 5]
+def test_a_head_that_is_off_hands_nothing_on(network, block_size):
+    model = random_gpt(len(VOCAB), network=network, block_size=block_size).float()
+    ids = [5, 3, 1, 4, 1, 5][:block_size]
     page, _ = open_page(model, ids)
     for block, head in ((0, 1), (2, 0)):
         kept_C = torch.ones(2, 8).index_fill(0, torch.tensor(head), 0).flatten()
@@ -205,7 +207,9 @@ def test_a_head_that_is_off_hands_nothing_on(network, edit_network):
             expected = model(torch.tensor([ids]))
         page.eval(f"(net.setOff([[{block}, {head}]]), text.read({ids}))")
         torch.testing.assert_close(page.tensor("lens[3]")[:, : len(ids)], expected, **CLOSE)
-        assert page.eval(f"text.weights({block}, {head}, 3)") == [0, 0, 0, 0]
+        page.eval(f"text.read({[*ids[:-1], 2]})")  # computes the last row only
+        for t in (0, 1):
+            assert not any(page.eval(f"text.weights({block}, {head}, {t})"))
     page.eval(f"(net.setOff([]), text.read({ids}))")
     assert_shows(page, model, ids)
 
@@ -351,6 +355,17 @@ def test_page_holds_text_vocabulary_and_weights_and_loads_nothing(monkeypatch):
     monkeypatch.setattr(page, "MAX_TEXT_CHARS", 15)
     cut = page_data(attention_page(model, VOCAB, ids, "x"))
     assert (cut["text"], cut["about"]) == (ids[-15:], "x")
+
+
+@torch.no_grad()
+def test_a_character_that_the_model_holds_for_impossible_is_no_fault(edit_network):
+    """Its logit is -inf, and its surprise is infinite, which JSON cannot hold."""
+    line = "self.head(self.norm(x_BTC))"
+    edit_network("gpt", {line: f"{line}.masked_fill(torch.arange(20) == 3, -torch.inf)"})
+    model = random_gpt(len(VOCAB), network="mine", block_size=24).float()
+    page, data = open_page(model, [1, 3, 2])
+    json.loads(json.dumps(data), parse_constant=pytest.fail)
+    assert page.eval(f"text.check({json.dumps(data['probe'])})")
 
 
 def test_constants_are_exact():
