@@ -133,6 +133,7 @@ class Trace(TorchDispatchMode):
     ) -> Any:
         kwargs, schema = kwargs or {}, func._schema
         name = schema.name.partition("::")[2].rstrip("_")
+        name = "copy" if name == "copy_to" else name  # in PyTorch 2.9
         inputs = [x for x in tree_leaves((args, kwargs)) if torch.is_tensor(x)]
         is_live = any(memory(x) in self.live for x in inputs)
         is_live = is_live and not re.match("new_|.*_like$", name)  # of these, only the shape counts
