@@ -1,9 +1,14 @@
 """Write text with a trained model: python sample.py [RUN_DIR | CHECKPOINT.pt] [--key value ...]"""
 
+import signal
+import sys
+
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends the imports without a traceback
+
 import contextlib
 import itertools
 import math
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal

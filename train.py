@@ -1,9 +1,12 @@
 """Train a character-level GPT on a text: python train.py [PRESET.toml] [--key value ...]"""
 
+import signal
 import sys
 import time
 
 START_TIME = time.perf_counter()  # of the program; its imports take a second or two
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends the imports without a traceback
 
 import math
 import os
@@ -31,9 +34,9 @@ def main(argv: list[str]) -> None:
         Processes(START_TIME if __name__ == "__main__" else None, os.environ) as processes,
         open_run_dir(given, processes) as run_dir,
     ):
-        signal = train(given, run_dir, processes)
-    if signal:
-        sys.exit(128 + signal)
+        number = train(given, run_dir, processes)
+    if number:
+        sys.exit(128 + number)
 
 
 def train(given: dict[str, Any], run_dir: Path, processes: Processes) -> int:

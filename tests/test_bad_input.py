@@ -5,6 +5,7 @@ import io
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -26,13 +27,13 @@ FILES = {
     "empty_folder/.hidden.txt": b"a text",
     "preset.toml": b"",
     "text.gz": gzip.compress(LINES.encode()),
-    "wide.txt": LINES.encode("utf-16"),
+    "wide.txt": LINES.encode("utf-16-le"),
     "other_run/best.pt": b"",
 }
 # The program and its arguments; words that the error must have. Training starts with small sizes
 # and --data good.txt, sampling takes runs/it.
 CASES = [
-    ("train.py --data missing.txt", "missing.txt cannot be read"),
+    ("train.py --data missing.txt", "missing.txt cannot be found", "--data NEW"),
     ("train.py bias=True", "preset bias=True cannot be read"),
     ("train.py --data same.txt", "same.txt is empty or repeats one character"),
     ("train.py --data empty.txt", "empty.txt is empty"),
@@ -41,15 +42,15 @@ CASES = [
     ("train.py --data folder", "folder has no .txt files", "--data A B"),
     ("train.py --data empty_folder", "empty_folder has no .txt files"),
     ("train.py --data good.txt preset.toml", "includes", "preset.toml", "before the flags"),
-    ("train.py --data https://example.org/a.txt", "https:/example.org/a.txt cannot be read"),
+    ("train.py --data https://example.org/a.txt", "https:/example.org/a.txt cannot be found"),
     ("train.py --data text.gz", "text.gz is not utf-8 text", "Convert a"),
     ("train.py --data text.gz --encoding latin-1", "text.gz is not latin-1 text", "NUL"),
-    ("train.py --data wide.txt", "wide.txt is not utf-8", "utf-16"),
-    ("train.py --data wide.txt --encoding latin-1", "is not latin-1 text", "NUL"),
+    ("train.py --data wide.txt", "wide.txt is not utf-8 text", "NUL"),
     (
         "train.py --data latin.txt",
         "latin.txt is not utf-8 text: byte 0xe9 at offset 0",
-        "--encoding",
+        "--encoding NAME",
+        "gb18030",
     ),
     ("train.py --device hpu --data missing.txt", "device is 'hpu'", "Use auto"),
     ("train.py --n_layer -3", "argument --n_layer: -3 is not in [1, 1000]"),
@@ -84,12 +85,17 @@ CASES = [
     ("train.py --resume damaged", "damaged/last.pt is damaged"),
     ("train.py --resume runs", "runs/last.pt cannot be read"),
     ("sample.py runs", "runs/last.pt cannot be read"),
-    ("sample.py it", "it cannot be read"),
+    ("sample.py it", "it cannot be read", "Did you mean runs/it?"),
+    ("train.py --resume it", "it/last.pt cannot be read", "Did you mean runs/it/last.pt?"),
+    ("train.py --init_from it", "it cannot be read", "Did you mean runs/it?"),
+    ("train.py --resume runs/it", "text.txt cannot be found. ", "has moved: --data NEW"),
+    ("train.py --resume bad_best", "bad_best/best.pt is damaged", "to resume, delete it"),
+    ("sample.py bad_best", "bad_best/best.pt is damaged", "--which last"),
     ("train.py --bias True", "preset True cannot be read"),
-    ("train.py --data 'missing/*.txt'", "missing/*.txt cannot be read"),
-    (f"train.py --data {'x' * 300}", "cannot be read: File name too long"),
+    ("train.py --data 'missing/*.txt'", "missing/*.txt cannot be found"),
+    (f"train.py --data {'x' * 300}", "cannot be found"),
     (f"sample.py {'x' * 300}", "cannot be read: File name too long"),
-    ("sample.py --score wide.txt", "wide.txt is not utf-8", "iconv"),
+    ("sample.py --score wide.txt", "wide.txt is not utf-8"),
     ("train.py --resume runs/it --learning_rate 1", "learning_rate cannot be changed"),
     ("train.py --resume runs/it --data other.txt", "is not the text of this run", "--init_from"),
     ("train.py --init_from runs/it --n_layer 3", "n_layer must be 2", "runs/it"),
@@ -117,8 +123,9 @@ def folder(tmp_path_factory, trained_run) -> Path:
         for name, content in FILES.items():
             Path(name).parent.mkdir(exist_ok=True)
             Path(name).write_bytes(content)
-        for run in ("runs/it", "only_best", "only_last", "damaged"):
+        for run in ("runs/it", "only_best", "only_last", "damaged", "bad_best"):
             shutil.copytree(trained_run, run)
+        Path("bad_best/best.pt").write_bytes(b"damaged")
         Path("only_best/last.pt").unlink()
         Path("damaged/last.pt").write_bytes(b"damaged")
         Path("only_last/best.pt").unlink()
@@ -200,3 +207,20 @@ def test_an_older_python_is_refused_in_one_line(command):
     done = subprocess.run(arguments, check=False, capture_output=True, text=True, env=env)
     assert done.returncode == 1
     assert done.stderr == "error: Quill needs Python 3.11 or newer; this is 3.10.9\n"
+
+
+@pytest.mark.parametrize("command", ["train.py", "sample.py"])
+@pytest.mark.parametrize("is_ignored", [False, True])
+def test_ctrl_c_during_the_imports_ends_quietly(command, is_ignored, tmp_path):
+    """Unless it is ignored, as in the background of a shell script."""
+    code = "import os, signal; os.kill(os.getpid(), signal.SIGINT); os._exit(3)"
+    (tmp_path / "torch.py").write_text(code)
+    handler = signal.SIG_IGN if is_ignored else signal.SIG_DFL
+    done = subprocess.run(
+        [sys.executable, ROOT / command],
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, handler),
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (3 if is_ignored else -signal.SIGINT, b"")

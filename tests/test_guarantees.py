@@ -344,6 +344,26 @@ def test_two_processes_draw_different_masks(train_in_two):
     assert len({*seeds[0], *seeds[1]}) == 2 * 6
 
 
+def freeze_blocks(rank: int) -> None:
+    make_network = train.make_network
+
+    def make_and_freeze(*args):
+        network = make_network(*args)
+        network.blocks.requires_grad_(False)
+        return network
+
+    train.make_network = make_and_freeze
+
+
+def test_frozen_blocks_do_not_change_in_two_processes(train_in_two):
+    for steps in (1, 6):
+        flags = f"--max_iters={steps} --out_dir={steps}"
+        assert end(*train_in_two(flags, freeze_blocks)) == [0, 0]
+    before, after = (checkpoint.load(f"{steps}/last.pt").model for steps in (1, 6))
+    for name in before:
+        assert torch.equal(before[name], after[name]) == name.startswith("blocks."), name
+
+
 def compile_simply(rank: int) -> None:
     """To a graph that PyTorch runs itself, which takes no C++ compiler."""
     compile = torch.compile

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import unicodedata
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -119,6 +120,17 @@ def test_a_score_is_the_loss_of_an_evaluation(tiny, capsys):
         score = float(capsys.readouterr().out.split()[0])
         assert score == pytest.approx(nats / (length - 1), abs=6e-5)
     assert score == pytest.approx(saved.val_loss, abs=6e-5)
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+def test_prompt_and_stop_may_have_the_other_unicode_form(form, tiny, text_file, capsys):
+    text, other = unicodedata.normalize(form, "é "), {"NFC": "e\u0301", "NFD": "é"}[form]
+    text_file.write_text(text * 300)
+    assert tiny("--max_iters=1 --out_dir=run") == 0
+    for prompt, stop in (("", other), (other, text[:-1])):
+        capsys.readouterr()
+        assert sample.main(["run", "--temperature=9", f"--prompt={prompt}", f"--stop={stop}"]) == 0
+        assert capsys.readouterr().out.rstrip("\n").endswith(text[:-1])
 
 
 def test_unknown_characters_are_left_out_of_a_score_and_counted(run_sample, capsys, monkeypatch):

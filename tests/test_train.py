@@ -573,6 +573,50 @@ def test_a_finished_run_completes_missing_files_and_goes_on(tiny, monkeypatch, c
     assert summary(Path("run"))["chars_per_second"] == pytest.approx(4 * 16 / 3)
 
 
+@pytest.mark.parametrize(
+    ("first", "resumed", "limit"),
+    [
+        ("--max_iters=3", "", "--max_iters 3"),
+        ("--max_iters=3", "--minutes=60", "--max_iters 3"),
+        ("--max_iters=3", "--max_iters=2", "--max_iters 2"),
+        ("--max_iters=99 --minutes=0.5", "", "--minutes 0.5"),
+        ("--max_iters=99 --minutes=0.5", "--minutes=0.1", "--minutes 0.1"),
+    ],
+)
+def test_a_resume_with_nothing_to_do_names_the_limit(
+    first, resumed, limit, tiny, monkeypatch, capsys
+):
+    Path("empty.toml").touch()
+    Clock(monkeypatch, step_seconds=3, eval_seconds=1)
+    assert tiny(f"{first} --out_dir=run", "empty.toml") == 0
+    assert "is reached" not in capsys.readouterr().out
+    step = summary(Path("run"))["step"]
+    assert train.main(["--resume=run", *resumed.split()]) == 0
+    assert f"nothing to do: {limit} is reached" in capsys.readouterr().out
+    assert summary(Path("run"))["step"] == step
+
+
+def test_max_iters_replaces_the_limit_of_a_run_with_minutes(tiny, monkeypatch, capsys):
+    """Also where a resume has given the minutes. With both, both hold."""
+    Path("empty.toml").touch()
+    Clock(monkeypatch, step_seconds=3, eval_seconds=1)
+    assert tiny("--minutes=0.5 --out_dir=run", "empty.toml") == 0
+    for flags in ("--max_iters=30", "--minutes=0.2", "--max_iters=35", ""):
+        assert train.main(["--resume=run", *flags.split()]) == 0
+    assert summary(Path("run"))["step"] == 35
+    assert train.main(["--resume=run", "--max_iters=99", "--minutes=0.2"]) == 0
+    assert "minutes 0.2 is reached" in capsys.readouterr().out
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_a_run_goes_on_if_its_curves_are_deleted(split, tiny, monkeypatch):
+    at_steps(monkeypatch, [5], lambda _: shutil.rmtree(f"run/{split}"))
+    assert tiny("--max_iters=9 --eval_interval=2 --log_interval=1 --out_dir=run") == 0
+    assert checkpoint.load("run/last.pt").step == 9
+    assert curve(Path("run"), split)[-1][0] == 9
+
+
 def test_times_are_measured_and_decide_when_to_save(tiny, monkeypatch, capsys):
     clock, saved = Clock(monkeypatch, step_seconds=100, eval_seconds=7), []
     monkeypatch.setattr("model.run.run.SAVE_SECONDS", 600)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from configs.flags import make_config
 from configs.settings import TrainConfig
 from model.networks import make_network
-from model.system.errors import UserError
+from model.system.errors import UserError, quote, shorten
 from model.system.files import atomic_write
 
 MAGIC = b"QUILLPT8"  # changes when an older file cannot be used any more
@@ -73,10 +73,13 @@ def load(path: Path | str) -> Checkpoint:
     try:
         content = Path(path).read_bytes()
     except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}.") from None
+        similar = Path("runs", shorten(path))
+        hint = f" Did you mean {quote(similar)}?" if os.path.exists(similar) else ""
+        raise UserError(f"{path} cannot be read: {error.strerror}.{hint}") from None
     signed, digest = content[:-32], content[-32:]
     if not signed.endswith(MAGIC) or hashlib.sha256(signed).digest() != digest:
-        raise UserError(f"{path} is damaged, or not a checkpoint of this version of Quill.")
+        hint = " Use --which last; to resume, delete it." if Path(path).name == "best.pt" else ""
+        raise UserError(f"{path} is damaged, or not a checkpoint of this version of Quill.{hint}")
     return Checkpoint(**torch.load(io.BytesIO(content), map_location="cpu", weights_only=True))
 
 

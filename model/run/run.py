@@ -59,7 +59,8 @@ class Run:
         self.restore(saved)
         self.is_main = self.machine.processes.is_main
         self.loss_sum = torch.tensor(self.state.loss_sum, device=self.machine.device)
-        self.earlier_seconds = self.state.seconds  # of earlier commands
+        # What earlier commands have done
+        self.first_step, self.earlier_seconds = self.state.step, self.state.seconds
         if self.is_main:
             self.print_header()
             self.open_logs()
@@ -91,6 +92,12 @@ class Run:
         next_val = step + 1 if step == val_step else step
         for split, next_step in {"train": step + 1, "val": next_val}.items():
             self.logs[split] = SummaryWriter(str(self.run_dir / split), purge_step=next_step)
+
+    def log(self, split: str) -> SummaryWriter:
+        """Return TensorBoard's writer; a new one if somebody has deleted its folder."""
+        if not (self.run_dir / split).exists():
+            self.logs[split] = SummaryWriter(str(self.run_dir / split))
+        return self.logs[split]
 
     def steps(self) -> Iterator[int]:
         """Yield the number of each training step. Between the steps, evaluate and save."""
@@ -184,7 +191,7 @@ class Run:
         if is_best:
             line += "  best so far"
         print_line(line, sys.stdout)
-        self.logs["val"].add_scalar("loss", state.val_loss, state.step)
+        self.log("val").add_scalar("loss", state.val_loss, state.step)
         self.log_sample()
         self.log_maps()
 
@@ -196,7 +203,7 @@ class Run:
         prompt, config = [vocab.index(first_character(vocab))], GenerationConfig(SAMPLE_CHARS)
         sample = "".join(piece for _, piece in generate(model, vocab, prompt, config))
         code = indent(sample, "    ", lambda line: True)  # in Markdown, shown as it is
-        self.logs["val"].add_text("sample", code, self.state.step)
+        self.log("val").add_text("sample", code, self.state.step)
         if sys.stdout.isatty():
             print_line(f"     {' '.join(sample.split())[:70]}", sys.stdout)
 
@@ -212,7 +219,7 @@ class Run:
             for head, weights_TT in enumerate(call.weights_BHTS[0].float().cpu(), start=1):
                 image_HWC = draw_weights(weights_TT, text)
                 tag = f"map/block {block}, head {head}"
-                self.logs["val"].add_image(tag, image_HWC, self.state.step, dataformats="HWC")
+                self.log("val").add_image(tag, image_HWC, self.state.step, dataformats="HWC")
 
     def log_training(self, grad_norm: Tensor, lr: float) -> None:
         """Every log_interval steps, add their mean loss to the training curve."""
@@ -227,9 +234,9 @@ class Run:
         require_finite("training loss", loss, step)
         self.bar.set_postfix_str(f"loss {loss:.3f}", refresh=False)
         if self.is_main:
-            self.logs["train"].add_scalar("loss", loss, step)
-            self.logs["train"].add_scalar("optimizer/learning_rate", lr, step)
-            self.logs["train"].add_scalar("optimizer/grad_norm", grad_norm.item(), step)
+            self.log("train").add_scalar("loss", loss, step)
+            self.log("train").add_scalar("optimizer/learning_rate", lr, step)
+            self.log("train").add_scalar("optimizer/grad_norm", grad_norm.item(), step)
 
     def share_loss_sum(self) -> None:
         """Give each process the mean of all, so that a resumed run goes on with the same number."""
@@ -246,8 +253,8 @@ class Run:
         weights = [*self.model.parameters(), *self.average.parameters()]
         total = sum(weight.sum().item() for weight in weights)  # nan if one of them is
         require_finite("sum of the weights", total, self.state.step)
-        for log in self.logs.values():  # before last.pt: a resumed run does not log these again
-            log.flush()
+        for split in self.logs:  # before last.pt: a resumed run does not log these again
+            self.log(split).flush()
         with atomic_write(self.run_dir / "config.toml") as file:
             file.write(to_toml(replace(self.config, device=self.machine.device.type)).encode())
         names = ("best.pt", "last.pt") if is_best else ("last.pt",)
@@ -306,6 +313,9 @@ class Run:
             lines.append(f"best    val loss {best:.4f} at step {state.best_step}")
             if state.val_loss > best + 0.01:
                 lines.append(f"risen   to {state.val_loss:.4f} since: docs/guide.md, Overfitting")
+        if state.step == self.first_step and not self.signal:
+            limit = "max_iters" if state.step >= self.config.max_iters else "minutes"
+            lines.append(f"nothing to do: --{limit} {getattr(self.config, limit)} is reached")
         if self.signal:
             lines.append(f"stopped at step {state.step} by a signal; the checkpoint is saved")
             lines.append(f"resume  python train.py --resume {run}")

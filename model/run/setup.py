@@ -100,7 +100,8 @@ def load_start(given: Values, run_dir: Path) -> tuple[Checkpoint, Values]:
         if (run_dir / "best.pt").exists():  # it is newer if the run was killed between the two
             best = load(run_dir / "best.pt")
             saved.best_val_loss, saved.best_step = best.best_val_loss, best.best_step
-        return saved, saved.config
+        # --max_iters replaces the limit of a run with --minutes.
+        return saved, saved.config | ({"minutes": 0.0} if "max_iters" in given else {})
     if "init_from" not in given:
         return Checkpoint(), {}
     saved = load(resolve(given["init_from"], "best"))

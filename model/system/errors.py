@@ -38,6 +38,8 @@ def report_errors(main: Callable[[list[str]], None]) -> Callable[..., int]:
         if hasattr(sys.stdout, "reconfigure"):
             sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace", newline="")
         try:
+            if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # during the imports
+                signal.signal(signal.SIGINT, signal.default_int_handler)
             main(sys.argv[1:] if argv is None else argv)
         except SystemExit as done:  # argparse after --help, training after a signal
             return int(done.code or 0)

@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import itertools
 import os
 import signal
 import sys
@@ -14,6 +15,7 @@ from torch import nn
 
 from model.system.errors import AbortError, UserError, print_line
 
+TORCHRUN_VARIABLES = ("WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT")  # of each process
 STOPPING = b"\nThe run saves and stops after this step or evaluation. Ctrl-C again stops at once.\n"
 
 
@@ -29,7 +31,10 @@ class Processes:
         """The command began at `start_time`, or now. torchrun sets `variables` of each process."""
         variables = variables or {}
         self.start_time = time.perf_counter() if start_time is None else start_time
-        self.world_size, self.rank = int(variables.get("WORLD_SIZE", 1)), 0
+        missing = [name for name in TORCHRUN_VARIABLES if not variables.get(name)]
+        if missing and "WORLD_SIZE" in variables:  # a scheduler sets it, too
+            print_line(f"one process: WORLD_SIZE is set, but not {missing[0]}", sys.stderr)
+        self.world_size, self.rank = 1 if missing else int(variables["WORLD_SIZE"]), 0
         if self.world_size > 1:
             self.rank = int(variables["RANK"])
             gpus = max(1, torch.cuda.device_count())
@@ -82,9 +87,16 @@ class Processes:
         return slice(self.rank * rows, (self.rank + 1) * rows)
 
     def average_gradients(self, model: nn.Module) -> None:
-        """Replace each gradient by its mean over all processes, and buffers by the main one's."""
+        """Replace each gradient by its mean over all processes, and buffers by the main one's.
+
+        A gradient that some processes do not have counts as 0 there.
+        """
         if self.world_size == 1:
             return
+        exists = self.max(*(parameter.grad is not None for parameter in model.parameters()))
+        for parameter in itertools.compress(model.parameters(), exists):
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
         means = torch.cat([gradient.flatten() for gradient in gradients]) / self.world_size
         dist.all_reduce(means)  # all at once: a small network waits for the exchange, not the bytes

@@ -25,8 +25,9 @@ from statistics import mean, stdev
 from typing import Any
 
 from configs.flags import make_config
-from configs.settings import TrainConfig
+from configs.settings import DataConfig, TrainConfig
 from data.corpus import open_corpus
+from model.networks import network_class
 from model.run.setup import parse_train_command
 from model.system.errors import UserError, report_errors
 
@@ -80,9 +81,13 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[list[str]]]:
             owners = [2] if re.match("--(data|encoding)(=|$)", word) else owners
         for owner in owners:
             flags[owner].append(re.sub("^--[ab][.]", "--", word))
-    for given in map(parse_train_command, flags):
-        if wrong := sorted(REFUSED & given.keys()):
-            raise UserError(f"{wrong[0]} cannot be given here.")
+    given = [parse_train_command(words) for words in flags]
+    if wrong := sorted(REFUSED & {*given[0], *given[1]}):
+        raise UserError(f"{wrong[0]} cannot be given here.")
+    if make_config(DataConfig, given[0]) != make_config(DataConfig, given[1]):
+        raise UserError("A and B need the same text, split alike. Give its flags to both.")
+    for network in args.networks:
+        network_class(network)  # raises UserError if there is none
     name = "tests/model/test_networks.py::test_the_loss_means_something"
     command = [sys.executable, "-m", "pytest", "-n0"]
     command += [f"{name}[{network}]" for network in args.networks]
@@ -140,6 +145,8 @@ def main(argv: list[str]) -> None:
     names = [a, b] if a != b else [f"{a} (A)", f"{b} (B)"]
     runs: list[list[dict]] = [[], []]
     seeds = range(1, args.seeds + 1)
+    for i in (0, 1):  # one step of each shows whether all settings are right
+        train([*flags[i], "--max_iters", "1"], text, 0, folder / f"{'ab'[i]}, one step")
     for seed in seeds:
         for i in (0, 1):
             runs[i].append(train(flags[i], text, seed, folder / f"{'ab'[i]}-{seed}"))

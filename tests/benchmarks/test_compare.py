@@ -50,7 +50,8 @@ def test_runs_take_turns_and_never_see_the_validation_text(text_file, capsys, mo
     monkeypatch.setattr(compare, "train", keep_and_train)
     flags = ["--seeds=2", f"--data={text_file}", *TINY, "--a.max_iters=4", "--b.max_iters=4"]
     assert compare.main(["gpt", "quill", *flags]) == 0
-    names = ["a-1", "b-1", "a-2", "b-2", "a-1, 6 steps", "a-2, 6 steps"]
+    names = ["a, one step", "b, one step", "a-1", "b-1", "a-2", "b-2"]
+    names += ["a-1, 6 steps", "a-2, 6 steps"]
     assert [name for name, _ in seen] == names
     assert [flag for _, flag in seen[-2:]] == ["6", "6"]  # in the time of B
     output = capsys.readouterr().out
@@ -64,11 +65,32 @@ def test_runs_take_turns_and_never_see_the_validation_text(text_file, capsys, mo
         ("--seed=3", "seed cannot be given"),
         ("--a.init_from=run", "init_from cannot be given"),
         ("--minutes=1", "minutes cannot be given"),
+        ("--a.data=a.txt --b.data=b.txt", "the same text"),
+        ("--b.encoding=utf-16", "the same text"),
+        ("--a.val_fraction=0.2", "split alike"),
+        ("--val_fraction=0.2 --b.val_split=spread", "split alike"),
     ],
 )
 def test_a_comparison_that_makes_no_sense_is_refused(flags, message, capsys):
     assert compare.main(["quill", "quill", *flags.split()]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("b", "flags", "message"),
+    [
+        ("typo", "", "network is 'typo'"),
+        ("quill", "--b.n_head=3", "n_embd is 16"),
+        ("quill", "--b.bias", "has no setting bias"),
+        ("gpt", "--b.block_size=1000", "block_size is 1000"),
+        ("gpt", "--b.gradient_accumulation_steps=3", "batch_size is 4"),
+    ],
+)
+def test_what_is_wrong_with_b_is_found_before_a_is_trained(b, flags, message, text_file, capfd):
+    flags = [f"--data={text_file}", *TINY, "--max_iters=99", *flags.split()]
+    assert compare.main(["quill", b, *flags]) == 2
+    assert message in capfd.readouterr().err
+    assert not list(Path().glob("runs/compare/*/a-1"))
 
 
 def test_a_network_that_looks_ahead_is_refused(tmp_path):

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import threading
 import urllib.request
 import zipfile
@@ -79,10 +80,21 @@ def test_a_name_that_is_no_encoding_of_text_is_refused(text_file, name):
         read_text(text_file, name)
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-16-le", "utf-32-be"])
-def test_one_byte_order_mark_is_dropped(text_file, encoding):
-    text_file.write_bytes(("\ufeff" * 9).encode(encoding))
-    assert read_text(text_file, encoding) == "\ufeff" * 8
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16-le", "utf-32-le", "utf-32-be"])
+def test_byte_order_marks_are_dropped(text_file, encoding):
+    """Also inside, as in what `cat` makes of several files."""
+    text_file.write_bytes("\ufeff\ufeffa\ufeffb\ufeff".encode(encoding))
+    assert read_text(text_file, encoding) == "ab"
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize("text", ["文字\r\n", "a", ""])
+def test_utf_16_is_known_by_its_byte_order_mark(text_file, text, encoding, monkeypatch):
+    content = f"\ufeff{text}".encode(encoding)
+    text_file.write_bytes(content)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+    for name in (text_file, Path("-")):
+        assert read_text(name, "utf-8") == text.replace("\r", "")
 
 
 def test_all_line_ends_are_read_as_newlines(text_file):
@@ -136,6 +148,16 @@ def test_the_text_is_downloaded_once_from_either_source(path, monkeypatch, sourc
     serve(monkeypatch, b"other", b"other")
     assert reader.tiny_shakespeare() == path
     assert os.listdir(path.parent) == [path.name]
+
+
+def test_the_text_is_kept_elsewhere_if_the_checkout_cannot_be_written(path, monkeypatch):
+    Path("temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", "temporary")
+    monkeypatch.setattr(reader, "PATH", path.parent / "missing" / path.name)
+    serve(monkeypatch, TEXT, None)
+    assert reader.tiny_shakespeare().read_bytes() == TEXT
+    serve(monkeypatch, b"other", b"other")
+    assert reader.tiny_shakespeare() == Path("temporary", path.name)
 
 
 @pytest.mark.parametrize("sources", [(None, None), (b"other", b"other"), (None, b"")])

@@ -1,5 +1,7 @@
 """Tests of the tokenizer."""
 
+import unicodedata
+
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -25,6 +27,16 @@ def test_unknown_characters_are_refused_and_named(known, text):
         CharTokenizer("".join(set(known))).encode(text, "my.txt")
     for character in unknown[:50]:
         assert repr(character) in str(error.value)
+
+
+@given(st.text("aeé ñ각ﬁ\u0301\u0303", min_size=1), st.permutations(["NFC", "NFD"]))
+def test_a_text_in_the_other_unicode_form_is_known(text, forms):
+    """But characters that are known are never replaced."""
+    known, other = (unicodedata.normalize(form, text) for form in forms)
+    tokenizer = CharTokenizer("".join(sorted(set(known))))
+    ids_N = tokenizer.encode(other)
+    expected = other if set(other) <= set(known) else known
+    assert tokenizer.decode(ids_N) == expected
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 1000])

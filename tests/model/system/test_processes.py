@@ -27,6 +27,25 @@ def test_processes_share_a_batch_without_gap_or_overlap(world_size):
     assert rows == list(range(8))
 
 
+@pytest.mark.parametrize(
+    "variables",
+    [  # from a shell or a scheduler
+        {"WORLD_SIZE": "2"},
+        {"WORLD_SIZE": ""},
+        {"WORLD_SIZE": "2", "RANK": ""},
+        {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"},
+    ],
+)
+def test_what_torchrun_has_not_started_is_one_process(variables, capsys):
+    with Processes(variables=variables) as processes:
+        assert (processes.world_size, processes.is_main) == (1, True)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("one process: WORLD_SIZE is set, but not ")
+    Processes(variables=torchrun_variables(2)[0])
+    Processes(variables={})
+    assert not capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("gpus", "local_ranks"), [(0, [0, 0]), (1, [0, 0]), (2, [0, 1])])
 def test_without_local_rank_processes_take_the_gpus_in_turn(monkeypatch, gpus, local_ranks):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
@@ -42,22 +61,26 @@ def exchange(variables: dict[str, str]) -> None:
         layer = torch.nn.Linear(2, 1, bias=False)
         layer.register_buffer("rank", torch.tensor(float(processes.rank)))
         layer(torch.tensor([1.0, 2.0]) * processes.rank).sum().backward()
+        layer.first, layer.never, layer.second = (torch.nn.Parameter(x) for x in torch.ones(3))
+        (layer.second if processes.rank else layer.first).backward()
         processes.average_gradients(layer)
+        assert layer.never.grad is None
         gradients = [*layer.weight.grad[0].tolist(), layer.rank.item()]
+        gradients += [layer.first.grad.item(), layer.second.grad.item()]
         number = processes.rank + 1
         values = processes.sum(number), processes.max(number, -number)
         Path(f"{processes.rank}.json").write_text(json.dumps([gradients, *values]))
 
 
 def test_processes_average_gradients_and_exchange_values(forkserver):
-    """Buffers become those of the main process."""
+    """Buffers become those of the main process. A gradient that one lacks counts as 0 there."""
     started = [forkserver.Process(target=exchange, args=(v,)) for v in torchrun_variables(2)]
     for process in started:
         process.start()
     for process in started:
         process.join(60)
     written = [json.loads(Path(f"{rank}.json").read_text()) for rank in range(2)]
-    assert written == [[[0.5, 1.0, 0.0], 3, [2, -1]]] * 2
+    assert written == [[[0.5, 1.0, 0.0, 0.5, 0.5], 3, [2, -1]]] * 2
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
