@@ -58,7 +58,7 @@ def random_ids(*shape: int, V: int = 11) -> torch.Tensor:
 @pytest.mark.usefixtures("in_float64")
 @pytest.mark.parametrize("cuts", [[1] * 40, [1, 3, 30, 6], [12] * 3, [30, 1, 1, 8], [2, 37, 1]])
 @pytest.mark.parametrize("block_size", [1, 2, 12, 40, 100])
-@pytest.mark.parametrize("network", filter(has_cache, NETWORKS))
+@pytest.mark.parametrize("network", list(filter(has_cache, NETWORKS)))
 def test_cached_logits_equal_uncached_ones(network, block_size, cuts):
     """Also where the text is longer than block_size, and attention no longer sees all of it."""
     model, cache = random_gpt(network=network, block_size=block_size), Cache()
@@ -161,15 +161,15 @@ def find_mistake(network: str, block_size: int) -> str:
     other_BT = ids_BT.clone()
     other_BT[:, start:] = (ids_BT[:, start:] + 1) % 11
     logits = []
-    for second_BT in (ids_BT, ids_BT, other_BT):
+    for text_BT in (ids_BT, ids_BT, other_BT):
         torch.manual_seed(0)  # for a network that draws random numbers here, too
-        logits.append(model(torch.cat((ids_BT, second_BT))))
+        logits.append(model(torch.cat((text_BT, ids_BT, text_BT))))
     first, again, other = logits
     if not torch.equal(first, again):
         return "gives different logits in two equal calls, so losses do not compare"
-    if (first[0] - other[0]).abs().max() > 1e-4 * first.abs().max():
+    if (first[1] - other[1]).abs().max() > 1e-4 * first.abs().max():
         return "mixes the examples of a batch, so its loss depends on which stand together"
-    if (first - other)[1, :start].abs().max() > 1e-5 * first.abs().max():
+    if (first - other)[0, :start].abs().max() > 1e-5 * first.abs().max():
         return "looks ahead: its logits depend on later characters, so its loss means nothing"
     return ""
 
@@ -207,7 +207,15 @@ def test_a_network_with_a_counter_does_not_repeat(edit_network):
     assert "different logits in two equal calls" in mistake_of_mine()
 
 
-@pytest.mark.parametrize("mix", ["nn.MultiheadAttention(64, 2)(*[x_BTC] * 3)[0]", "x_BTC.mean(0)"])
+@pytest.mark.parametrize(
+    "mix",
+    [
+        "nn.MultiheadAttention(64, 2)(*[x_BTC] * 3)[0]",
+        "x_BTC.mean(0)",
+        "x_BTC[:1]",
+        "x_BTC.cumsum(0)",
+    ],
+)
 def test_a_network_that_mixes_the_examples_of_a_batch_is_found(mix, edit_network):
     """Without batch_first, nn.MultiheadAttention takes the batch for the time."""
     line = "return self.head(norm(x_BTC))"
