@@ -29,25 +29,25 @@ SEPARATOR = "\n" + "-" * 20 + "\n"  # between two texts
 
 @dataclass(frozen=True)
 class TextConfig:
-    """What to continue, where to stop, what to show."""
+    """The text to continue, where to stop, what to show."""
 
     prompt: Annotated[str, "the text to continue; default: a newline"] = ""
     prompt_file: Annotated[str | None, "a file with the prompt; - is standard input"] = None
-    stop: Annotated[str, "end a text after this"] = ""
-    which: Annotated[Literal["best", "last"], "checkpoint of the run"] = "best"
+    stop: Annotated[str, "end a text after these characters"] = ""
+    which: Annotated[Literal["best", "last"], "which checkpoint of the run to use"] = "best"
     interactive: Annotated[bool, "continue one prompt after another; Ctrl-C ends a text"] = False
     score: Annotated[str | None, "print the loss of this file (- is standard input)"] = None
-    attention: Annotated[str | None, "write an HTML page of the model and its heads"] = None
+    attention: Annotated[str | None, "write an HTML page of the model to this file"] = None
 
 
 @dataclass(frozen=True)
 class SampleConfig(TextConfig, GenerationConfig, DeviceConfig):
-    """Everything that sample.py can be told."""
+    """All settings of sample.py."""
 
 
 @report_errors
 def main(argv: list[str]) -> None:
-    """Load a model. Continue a prompt or several, or score a file. Write the page."""
+    """Load a model. Continue one or more prompts, or score a file. Write the page."""
     parser = ConfigParser(SampleConfig, USAGE, "Write text with a trained model.")
     parser.add_argument("checkpoint", nargs="?", help="RUN_DIR or a file; default: the newest run")
     flags = parser.parse(argv)
@@ -82,15 +82,15 @@ def main(argv: list[str]) -> None:
 
 
 def read_input(name: str, model: TrainedModel) -> str:
-    """Return the text of a file in the corpus's encoding, or of standard input, which is UTF-8."""
+    """Return the text of a file, in the encoding of the training text, or UTF-8 standard input."""
     return read_text(Path(name), "utf-8" if name == "-" else model.encoding)
 
 
 def write(model: TrainedModel, prompt: str, config: SampleConfig) -> str:
-    """Print the first text as it is written, then the others. Returns the first, for the page."""
+    """Print the first text while it is written, then the others. Return the first text."""
     first = prompt or first_character(model.vocab)
     print(prompt, end="", flush=True)
-    separator = "" if config.stop == "\n" else SEPARATOR  # texts that end at a line end are lines
+    separator = "" if config.stop == "\n" else SEPARATOR  # then each text is a line
     for i, piece in model.generate(prompt, config, config.stop):
         first += piece if i == 0 else ""
         print(piece if i == 0 else separator + prompt + piece, end="", flush=True)
@@ -98,9 +98,9 @@ def write(model: TrainedModel, prompt: str, config: SampleConfig) -> str:
 
 
 def converse(model: TrainedModel, config: SampleConfig) -> None:
-    """Continue each line of standard input until it ends."""
+    """Read lines from standard input and continue each of them."""
     print(model.about, file=sys.stderr, flush=True)
-    with contextlib.suppress(ImportError):  # Windows has none
+    with contextlib.suppress(ImportError):  # Windows has no readline
         import readline  # noqa: F401  (arrow keys and history for input())
     for turn in itertools.count():
         try:
@@ -111,14 +111,14 @@ def converse(model: TrainedModel, config: SampleConfig) -> None:
             continue
         except EOFError:
             return
-        # A new seed each turn: the same prompt gets another continuation.
+        # Each turn has a new seed, so that the same prompt gets another continuation.
         with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C ends this text
             write(model, prompt, replace(config, seed=config.seed + turn))
         print(flush=True)
 
 
 def score(model: TrainedModel, text: str) -> str:
-    """Print the loss of a text. Returns what was scored: the characters that the model knows."""
+    """Print the loss of the characters that the model knows. Return these characters."""
     vocab, others = set(model.vocab), ""
     known = "".join(character for character in text if character in vocab)
     if len(known) < len(text):

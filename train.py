@@ -4,7 +4,7 @@ import signal
 import sys
 import time
 
-START_TIME = time.perf_counter()  # of the program; its imports take a second or two
+START_TIME = time.perf_counter()  # before the imports, which take a second or two
 if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends the imports without a traceback
 
@@ -28,7 +28,7 @@ from model.system.processes import Processes, catch_signals
 
 @report_errors
 def main(argv: list[str]) -> None:
-    """The command line: start a run, or resume one."""
+    """Start a run, or resume one, as the command line says."""
     given = parse_train_command(argv)
     with (
         Processes(START_TIME if __name__ == "__main__" else None, os.environ) as processes,
@@ -40,44 +40,44 @@ def main(argv: list[str]) -> None:
 
 
 def train(given: dict[str, Any], run_dir: Path, processes: Processes) -> int:
-    """Make the whole run. Return the signal that ended it, or 0."""
+    """Train from the start to the end. Return the signal that ended the run, or 0."""
     config, saved, corpus, machine = set_up(given, run_dir, processes)
-    parts = config.gradient_accumulation_steps  # micro-batches of a batch
+    parts = config.gradient_accumulation_steps  # micro-batches in a batch
     rows = processes.batch_rows(config.batch_size, parts)  # this process's share of each batch
 
     # ------------------------------------------------------------------------ Network, optimizers
     seed_all(config.seed)
     model = make_network(config, len(corpus.tokenizer.vocab)).to(machine.device)
-    average = make_average(model, config.ema_decay)  # is evaluated and saved; or the model itself
+    average = make_average(model, config.ema_decay)  # to evaluate and save; perhaps `model` itself
     optimizers = make_optimizers(model, config, muon_dtype=machine.dtype)
-    scaler = machine.make_scaler()  # of float16; in another dtype it does nothing
+    scaler = machine.make_scaler()  # for float16; with another dtype it does nothing
     run = Run(config, corpus, machine, run_dir, model, average, optimizers, scaler)
     run.start(saved)
-    machine.prepare(config, model, average)  # perhaps compiles them, for machine.forward
+    machine.prepare(config, model, average)  # may make machine.forward faster
 
     # ----------------------------------------------------------------------------------- The loop
     with closing(run), catch_signals() as run.signals:
-        for step in run.steps():  # between them, it evaluates and saves (model/run/run.py)
+        for step in run.steps():  # between the steps, it evaluates and saves (model/run/run.py)
             lr = learning_rate(step, run.progress, config)
             for optimizer in optimizers:
                 for group in optimizer.param_groups:
                     group["lr"] = lr
 
-            # Forward, backward: each micro-batch adds to the gradients.
-            seed_all(config.seed, step, processes.rank)  # all that is random in this step
+            # Forward and backward pass. Each micro-batch adds to the gradients.
+            seed_all(config.seed, step, processes.rank)  # for all random numbers of this step
             x, y = machine.to_device(*corpus.batch(config, step, rows))
             for x_BT, y_BT in zip(x.chunk(parts), y.chunk(parts), strict=True):
                 logits_BTV = machine.forward(model, x_BT)
                 average_BTV = None
-                if average is not model and step >= AVERAGE_FROM:  # learn from its predictions, too
+                if average is not model and step >= AVERAGE_FROM:  # learn from the average, too
                     average_BTV = machine.forward(average, x_BT)
                 loss = training_loss(logits_BTV, y_BT, config.train_temperature, average_BTV)
                 scaler.scale(loss / parts).backward()
-                run.loss_sum += cross_entropy(logits_BTV.detach(), y_BT) / parts  # for the curve
+                run.loss_sum += cross_entropy(logits_BTV.detach(), y_BT) / parts  # for the log
             processes.average_gradients(model)
 
             # Clip the gradients, update the weights. If float16 gradients overflow, no optimizer
-            # makes its step. (GradScaler would decide that for each optimizer separately.)
+            # makes a step. (GradScaler would decide this for each optimizer separately.)
             for optimizer in optimizers:
                 scaler.unscale_(optimizer)
             grad_norm = clip_grad_norm_(model.parameters(), config.grad_clip or math.inf)

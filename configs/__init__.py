@@ -1,4 +1,4 @@
-"""Settings, flags, the recipe. Imports no other folder."""
+"""Settings, flags and the recipe. This folder imports no other folder."""
 
 import sys
 

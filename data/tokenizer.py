@@ -1,6 +1,6 @@
-"""Characters to token ids. The vocabulary is a string; an id is an index into it.
+"""Turns characters into token ids and back. The vocabulary is a string; an id is an index into it.
 
-Shapes: N characters of a corpus, T of a shorter text, V vocabulary.
+Shapes: N characters of a corpus, T characters of a shorter text, V vocabulary.
 """
 
 import sys
@@ -10,25 +10,25 @@ import numpy as np
 
 from model.system.errors import UserError
 
-CHUNK = 1 << 18  # characters
+CHUNK = 1 << 18  # the number of characters to convert at once
 
 
 class CharTokenizer:
-    """`CharTokenizer("abc").encode("cab")` returns the ids [2, 0, 1]; `vocab[id]` goes back."""
+    """Turns text into ids: `CharTokenizer("abc").encode("cab")` returns [2, 0, 1]."""
 
     def __init__(self, vocab: str) -> None:
         self.vocab = vocab
-        # The id of each code point up to the largest known one, in the smallest type that fits.
-        # Unknown characters have the id V.
+        # The id of each code point (the number of a character in Unicode), up to the largest one
+        # of the vocabulary. Unknown characters have the id V. The dtype is as small as possible.
         codes_V, V = code_points(vocab), len(vocab)
         self.id_of_code_point = np.full(int(codes_V.max()) + 2, V, np.min_scalar_type(V))
         self.id_of_code_point[codes_V] = np.arange(V)
 
     def encode(self, text: str, name: str = "the text") -> np.ndarray:
-        """Return ids_N. Raises UserError, which names the text and its unknown characters.
+        """Return ids_N. If the vocabulary lacks characters, raise UserError, which names them.
 
-        Unicode writes é as one code point (form NFC) or as two (NFD). If the vocabulary does not
-        have the text's own form, the other one is encoded.
+        Unicode can write é as one code point (form NFC) or as two (form NFD). If the vocabulary
+        lacks the form of the text, the other form is encoded.
         """
         ids_N = np.empty(len(text), self.id_of_code_point.dtype)
         for chunk in chunks(len(text)):
@@ -43,13 +43,13 @@ class CharTokenizer:
         return ids_N
 
     def decode(self, ids_T: np.ndarray) -> str:
-        """Return the text of ids."""
+        """Return the text that the ids stand for."""
         return code_points(self.vocab)[ids_T].tobytes().decode("utf-32-le", "surrogatepass")
 
 
 def extend_vocab(vocab: str, text: str) -> str:
-    """Return the vocabulary, and after it the other characters of a text, sorted."""
-    occurs = np.zeros(sys.maxunicode + 1, bool)  # each code point
+    """Return the vocabulary, followed by the other characters of a text, sorted."""
+    occurs = np.zeros(sys.maxunicode + 1, bool)  # whether each code point occurs in the text
     for chunk in chunks(len(text)):
         occurs[code_points(text[chunk])] = True
     occurs[code_points(vocab)] = False
@@ -57,12 +57,12 @@ def extend_vocab(vocab: str, text: str) -> str:
 
 
 def chunks(length: int) -> list[slice]:
-    """Return slices of a long text. All its code points at once would take much memory."""
+    """Return slices for parts of a long text. All code points at once would take much memory."""
     return [slice(start, start + CHUNK) for start in range(0, length, CHUNK)]
 
 
 def describe_unknown(text: str, vocab: str) -> str:
-    """Say which characters of a text are not in the vocabulary."""
+    """Return words that list the characters of a text which the vocabulary lacks."""
     unknown = sorted(set(text) - set(vocab))
     more = f" and {len(unknown) - 50:,} more" if len(unknown) > 50 else ""
     hint = r" (In a shell, a line end is written $'\n'.)" if "\\" in unknown else ""
@@ -71,5 +71,5 @@ def describe_unknown(text: str, vocab: str) -> str:
 
 
 def code_points(text: str) -> np.ndarray:
-    """Return the Unicode code points of a text, codes_T."""
+    """Return codes_T, the Unicode code points of a text."""
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")

@@ -1,4 +1,4 @@
-"""Sampling: from logits to the next character, and from there to whole texts.
+"""Sampling: from logits to the next character, and from characters to whole texts.
 
 Shapes: B texts written side by side, T time, V vocabulary.
 """
@@ -21,7 +21,7 @@ class GenerationConfig:
 
     max_new_tokens: Annotated[int, "characters to write", "[1, 1e9]"] = 500
     num_samples: Annotated[int, "texts to write", "[1, 1000000]"] = 1
-    temperature: Annotated[float, "below 1: safer, 0: always the likeliest", "[0, inf)"] = 0.8
+    temperature: Annotated[float, "below 1: safer text; 0: always the likeliest", "[0, inf)"] = 0.8
     top_k: Annotated[int, "sample from the k likeliest characters (0: from all)", "[0, 1e15]"] = 0
     top_p: Annotated[
         float, "sample from the fewest characters with this total probability", "(0, 1]"
@@ -34,16 +34,17 @@ def next_char_probs(
 ) -> np.ndarray:
     """Return the distribution from which the next character is drawn: probs_BV in float64.
 
-    Temperature comes first, then the k likeliest characters are kept, then the fewest of these that
-    reach top_p (Holtzman et al. 2019, "The curious case of neural text degeneration"). A new
-    sampling rule goes here; text_BT holds the ids of the prompt and of all that is written so far.
+    First, the logits are divided by the temperature. Then only the top_k likeliest characters are
+    kept, and then only the fewest of these characters that together reach top_p (Holtzman et al.
+    2019, "The curious case of neural text degeneration"). Write a new sampling rule here. It can
+    read text_BT, the ids of the prompt and of all characters written so far.
     """
     V = logits_BV.shape[-1]
     k = 1 if config.temperature == 0 else config.top_k or V
     logits_BV = logits_BV.astype(np.float64)
     logits_BV -= logits_BV.max(-1, keepdims=True)
     probs_BV = np.exp(logits_BV / max(config.temperature, 1e-200))
-    if k >= V and config.top_p == 1:  # nothing to cut, so no need to sort
+    if k >= V and config.top_p == 1:  # all characters are kept, so there is no need to sort
         return probs_BV / probs_BV.sum(-1, keepdims=True)
     order_BV = np.argsort(-logits_BV, -1, kind="stable")
     sorted_BV = np.take_along_axis(probs_BV, order_BV, -1)
@@ -56,7 +57,7 @@ def next_char_probs(
 
 
 def sample_ids(probs_BV: np.ndarray, uniform_B: np.ndarray) -> np.ndarray:
-    """Return ids_B: where a uniform number in [0, 1) falls among the cumulative probabilities."""
+    """Return ids_B: in each row, the first id whose cumulative probability exceeds `uniform_B`."""
     cumulative_BV = probs_BV.cumsum(-1)
     is_beyond_BV = cumulative_BV > uniform_B[:, None] * cumulative_BV[:, -1:]
     if not all(is_beyond_BV[:, -1]):
@@ -65,7 +66,7 @@ def sample_ids(probs_BV: np.ndarray, uniform_B: np.ndarray) -> np.ndarray:
 
 
 def first_character(vocab: str) -> str:
-    """Return what stands in for an empty prompt: a line end, or the first of the vocabulary."""
+    """Return the character for an empty prompt: a line end, or the first one of the vocabulary."""
     return "\n" if "\n" in vocab else vocab[0]
 
 
@@ -73,11 +74,11 @@ def first_character(vocab: str) -> str:
 def generate(
     model: nn.Module, vocab: str, prompt: list[int], config: GenerationConfig, stop: str = ""
 ) -> Iterator[tuple[int, str]]:
-    """Yield (0, character) of the first text as it is written, then (i, text) of the others.
+    """Yield (0, character) while the first text is written, then (i, text) for the others.
 
-    `model` is in eval mode. Each text continues `prompt`, and ends after max_new_tokens characters
-    or after `stop`. The random numbers of text i depend only on (seed, i), so other texts change it
-    by rounding at most.
+    `model` must be in eval mode. Each text continues `prompt`, and ends after max_new_tokens
+    characters or after `stop`. The random numbers of text i depend only on (seed, i). Therefore the
+    other texts change text i by rounding at most.
     """
     B, start, block_size = config.num_samples, len(prompt), model.config.block_size
     device = next(model.parameters()).device
@@ -90,7 +91,7 @@ def generate(
         # Without a cache, the network reads the latest characters again, as in training.
         first = max(0, end - block_size) if cache is None else cache.length
         new_BT = torch.from_numpy(text_BT[:, first:end]).to(device)
-        for part_BT in new_BT.split(block_size, dim=1):  # a long prompt would take much memory
+        for part_BT in new_BT.split(block_size, dim=1):  # because a long prompt takes much memory
             logits_BTV = model(part_BT) if cache is None else model(part_BT, cache)
         logits_BV = logits_BTV[:, -1].float().cpu().numpy()
         probs_BV = next_char_probs(logits_BV, text_BT[:, :end], config)

@@ -1,4 +1,4 @@
-"""Dropout and ReLU², faster than PyTorch's."""
+"""Dropout and ReLU², written to be faster than with PyTorch's functions."""
 
 import torch
 import torch.nn.functional as F
@@ -7,10 +7,10 @@ from torch.autograd.function import once_differentiable
 
 
 class Dropout(nn.Dropout):
-    """nn.Dropout. On a CPU, one random 64-bit number serves eight elements, a byte each.
+    """nn.Dropout. On a CPU, one random 64-bit number serves eight elements, one byte for each.
 
     PyTorch draws one number per element, in a single thread on processors that are not Intel's.
-    A step of the default network takes 0.92 of the time in bfloat16, 0.96 in float32.
+    With this class, a default training step takes 0.92 of the time in bfloat16, 0.96 in float32.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -21,7 +21,7 @@ class Dropout(nn.Dropout):
             return super().forward(x)
         count = (x.numel() + 7) // 8
         random_bytes = torch.randint(-(2**63), 2**63 - 1, (count,)).view(torch.uint8)
-        threshold = min(max(round(256 * self.p), 1), 255)  # this many values of a byte mean drop
+        threshold = min(max(round(256 * self.p), 1), 255)  # a smaller byte drops its element
         is_kept = random_bytes[: x.numel()].view_as(x) >= threshold
         return x * is_kept * (256 / (256 - threshold))
 
@@ -29,7 +29,7 @@ class Dropout(nn.Dropout):
 class ReLUSquared(torch.autograd.Function):
     """relu(x)² and its derivative 2 relu(x) (So et al. 2021, "Primer").
 
-    The same bits as F.relu(x).square(), which CUDA would compute in float32 under autocast.
+    F.relu(x).square() gives the same bits, but under autocast, CUDA would compute it in float32.
     """
 
     @staticmethod
@@ -42,7 +42,7 @@ class ReLUSquared(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor) -> Tensor:
-        """The gradient of the output to that of x."""
+        """Return the gradient of x from the gradient of the output."""
         (positive,) = ctx.saved_tensors
         return (2 * positive).mul_(grad)
 

@@ -1,4 +1,4 @@
-"""Optimizers (Muon for the matrices in the blocks, AdamW for the rest), their learning rate."""
+"""The optimizers and the learning rate. Muon trains the matrices in the blocks, AdamW the rest."""
 
 import copy
 import math
@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from configs.settings import OptimConfig
 
-AVERAGE_FROM = 50  # the step from which a network learns from its average
+AVERAGE_FROM = 50  # from this step on, a network also learns from the average of its weights
 
 
 class Optimizer(torch.optim.Optimizer):
-    """PyTorch's Optimizer, without the decorators that import its compiler, which takes 2 to 5 s.
+    """PyTorch's Optimizer without the decorators that import its compiler, which takes 2 to 5 s.
 
-    They hide a method from the compiler, which is not used on optimizers here.
+    The decorators hide a method from the compiler. Quill never compiles optimizers.
     """
 
     add_param_group = unwrap(torch.optim.Optimizer.add_param_group)
@@ -26,7 +26,7 @@ class Optimizer(torch.optim.Optimizer):
 
 
 class AdamW(Optimizer, torch.optim.AdamW):
-    """PyTorch's AdamW, without these decorators."""
+    """PyTorch's AdamW without the decorators that import the compiler."""
 
     step = torch.no_grad()(unwrap(torch.optim.AdamW.step))
 
@@ -34,11 +34,12 @@ class AdamW(Optimizer, torch.optim.AdamW):
 def make_optimizers(
     model: nn.Module, config: OptimConfig, muon_dtype: torch.dtype
 ) -> list[Optimizer]:
-    """Muon for the matrices in `model.blocks`, AdamW for all other parameters; or AdamW for all.
+    """Return Muon and AdamW, or AdamW alone.
 
-    Beside Muon, AdamW has no weight decay; alone, it decays all matrices, embeddings included, but
-    no gains and biases. What an optimizer remembers must be in its `state`, or resuming is not
-    exact.
+    Muon updates the matrices in `model.blocks`. Beside Muon, AdamW updates all other parameters,
+    without weight decay. AdamW alone decays all matrices, embeddings included, but no gains and
+    biases. An optimizer must store in `state` all values that it needs in later steps. Otherwise, a
+    resumed run differs from an uninterrupted run.
     """
     matrices, others = [], []
     for name, parameter in model.named_parameters():
@@ -58,17 +59,17 @@ def make_optimizers(
 
 
 def make_average(model: nn.Module, decay: float) -> nn.Module:
-    """What is evaluated, saved and sampled: a copy of `model`, or with a decay of 0 itself."""
+    """Return the network to evaluate, save and sample: a copy of `model`, or itself at decay 0."""
     return copy.deepcopy(model).eval().requires_grad_(False) if decay else model
 
 
 @torch.no_grad()
 def update_average(average: nn.Module, model: nn.Module, decay: float, step: int) -> None:
-    """Move a running average of the weights towards those of `model`; copy its buffers.
+    """Move the running average of the weights towards the weights of `model`. Copy the buffers.
 
-    In a short run it decays faster than `decay` says: it averages over about the latest quarter of
-    the run so far (Karras et al. 2024, "Analyzing and improving the training dynamics of diffusion
-    models"). A constant decay would keep the first weights for long.
+    In the first steps, the decay is smaller than `decay`. The average then covers about the latest
+    quarter of the run so far (Karras et al. 2024, "Analyzing and improving the training dynamics of
+    diffusion models"). A constant decay would keep the first weights in the average for too long.
     """
     decay = min(decay, (step + 1) / (step + 5))
     torch._foreach_lerp_(list(average.parameters()), list(model.parameters()), 1 - decay)
@@ -77,19 +78,21 @@ def update_average(average: nn.Module, model: nn.Module, decay: float, step: int
 
 
 def learning_rate(step: int, progress: float, config: OptimConfig) -> float:
-    """The learning rate at a step: a linear warmup, then a decay that ends with the run.
+    """Return the learning rate at a step: a linear warmup, then a decay until the run ends.
 
-    `progress`, below 1, is the part of the run that is done. Without `min_lr` the rate is the
-    smaller of two straight lines: up to the peak during the warmup, and from the peak at the start
-    of the run to zero at its end. With it, a cosine begins after the warmup and ends at `min_lr`
-    (Loshchilov and Hutter 2017, "SGDR").
+    `progress` is the part of the run that is done, a number from 0 to 1. Without `min_lr`, the
+    learning rate is the smaller of two lines. One line rises to the peak during the warmup. The
+    other line falls from the peak at the start of the run to zero at the end (Bergsma et al. 2025,
+    "Straight to Zero"). With `min_lr`, the learning rate follows a cosine after the warmup, and
+    ends at `min_lr` (Loshchilov and Hutter 2017, "SGDR").
     """
     warmup = (step + 1) / (config.warmup_iters + 1)
     if not config.min_lr:
         return config.learning_rate * min(warmup, 1 - progress)
     if step < config.warmup_iters:
         return config.learning_rate * warmup
-    # The warmup's part of the run, as if all steps took as long (with --minutes they may not).
+    # Estimate the progress at the end of the warmup, as if all steps took equally long. (With
+    # --minutes, they may not.)
     warmup_progress = progress * config.warmup_iters / max(step, 1)
     done = (progress - warmup_progress) / (1 - warmup_progress)
     cosine = (1 + math.cos(math.pi * done)) / 2
@@ -97,12 +100,14 @@ def learning_rate(step: int, progress: float, config: OptimConfig) -> float:
 
 
 class Muon(Optimizer):
-    """Muon with normalized rows, in which all matrices of one shape take their step together.
+    """Muon with normalized rows. It updates all matrices of one shape together.
 
-    The update is orthogonalized Nesterov momentum (Jordan et al. 2024, "Muon"). Each of its rows,
-    which are the weights of one output, is scaled to AdamW's update RMS of about 0.2. (Liu et al.
-    2025, "Muon is scalable", scale the whole matrix; Li et al. 2025, "NorMuon", each row by a
-    running mean.) `torch.optim.Muon` updates one matrix at a time and takes three times as long.
+    The update of a matrix is its Nesterov momentum, a running average of its gradients, with all
+    singular values moved close to 1 (Jordan et al. 2024, "Muon"). Each row of the update belongs to
+    the weights of one output. Muon scales each row to a root mean square (RMS) of 0.2, about the
+    RMS of AdamW's updates. (Liu et al. 2025, "Muon is scalable", scale the whole matrix. Li et al.
+    2025, "NorMuon", scale each row by a running mean.) `torch.optim.Muon` updates one matrix at a
+    time and takes three times as long.
     """
 
     MOMENTUM = 0.95
@@ -114,14 +119,14 @@ class Muon(Optimizer):
         weight_decay: float,
         dtype: torch.dtype,
     ) -> None:
-        """`dtype` is that of the products in `orthogonalize`."""
+        """`dtype` is the dtype of the matrix products in `orthogonalize`."""
         super().__init__(named_parameters, {"lr": lr, "weight_decay": weight_decay})
         self.dtype = dtype
-        # For the CUDA graph:
-        self.addresses: list[int] = []  # where the gradients and momenta of the latest step are
-        self.moves = 0  # how often these changed
+        # For the CUDA graph of `compute_fast`:
+        self.addresses: list[int] = []  # addresses of gradients and momenta in the latest step
+        self.moves = 0  # how often the addresses changed
         self.graph: torch.cuda.CUDAGraph | None = None
-        self.updates: list[Tensor] = []  # what it computes
+        self.updates: list[Tensor] = []  # the tensors that the graph computes
 
     @torch.no_grad()
     def step(self) -> None:
@@ -141,11 +146,13 @@ class Muon(Optimizer):
             torch._foreach_sub_(parameters, updates, alpha=0.2 * group["lr"])
 
     def compute_fast(self, grads: list[Tensor], momenta: list[Tensor]) -> list[Tensor]:
-        """`compute`, on a GPU as a CUDA graph, which takes a tenth of the time to start.
+        """Return the updates of `compute`. On a GPU, use a CUDA graph if the memory stays the same.
 
-        A graph reads the same memory in each step. If the network is a CUDA graph, it leaves the
-        gradients in place, so Muon can be one, too. Otherwise gradients move in each step. Moments
-        move when they are made and when they are loaded, so two moves are normal.
+        A CUDA graph is a list of operations that a GPU repeats without Python. It starts in a tenth
+        of the time, but it always reads the same memory. If the network is a CUDA graph, too, the
+        gradients stay in place, and Muon can use a graph. Otherwise, the gradients move in each
+        step. The momenta move when they are created and when they are loaded, so two moves are
+        normal.
         """
         addresses = [x.data_ptr() for x in (*grads, *momenta)]
         if addresses != self.addresses:
@@ -160,7 +167,7 @@ class Muon(Optimizer):
         return self.compute(grads, momenta)
 
     def compute(self, grads: list[Tensor], momenta: list[Tensor]) -> list[Tensor]:
-        """Move the momenta on. Returns the updates."""
+        """Update the momenta. Return the updates of the parameters, before `step` scales them."""
         torch._foreach_lerp_(momenta, grads, 1 - self.MOMENTUM)
         nesterov = torch._foreach_lerp(grads, momenta, self.MOMENTUM)
         updates = list(nesterov)
@@ -168,7 +175,7 @@ class Muon(Optimizer):
             places = [i for i, x in enumerate(nesterov) if x.shape[-2:] == (R, C)]
             stacks = [nesterov[i].reshape(-1, R, C) for i in places]
             update_NRC = orthogonalize(torch.cat(stacks), self.dtype)
-            update_NRC = F.rms_norm(update_NRC, (C,))  # a tall matrix has unequal rows
+            update_NRC = F.rms_norm(update_NRC, (C,))  # the rows of a tall matrix differ in length
             parts = update_NRC.split([len(stack) for stack in stacks])
             for i, part in zip(places, parts, strict=True):
                 updates[i] = part.view_as(nesterov[i])
@@ -178,23 +185,24 @@ class Muon(Optimizer):
 def orthogonalize(x_NRC: Tensor, dtype: torch.dtype) -> Tensor:
     """Move the singular values of N matrices close to 1, by three Newton-Schulz iterations.
 
-    x_NRC to x_NRC; `dtype` is that of the products. An iteration multiplies X by a polynomial Q of
-    its Gram matrix G = X Xᵀ, which becomes Q G Q. So if G is smaller, it is enough to iterate on G.
-    Singular values above 0.018 √‖G‖ end between 0.68 and 1.21; smaller ones grow by a factor of up
-    to 41 / √‖G‖.
+    x_NRC to x_NRC; `dtype` is the dtype of the products. G = X Xᵀ is the Gram matrix of X, and ‖G‖
+    is the root of the sum of its squares. An iteration multiplies X by Q, a polynomial of G. Then
+    G becomes Q G Q. So if G is smaller than X, it is enough to iterate on G. Singular values above
+    0.018 √‖G‖ end between 0.68 and 1.21. Smaller singular values grow by a factor of up to
+    41 / √‖G‖.
     """
     if x_NRC.size(1) > x_NRC.size(2):
         return orthogonalize(x_NRC.mT, dtype).mT
-    # Normalize first: float16 could not hold small gradients.
+    # Normalize first, because float16 cannot hold small gradients.
     norm_N11 = x_NRC.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
     y_NRC = (x_NRC / norm_N11).to(dtype)
     gram_NRR = y_NRC @ y_NRC.mT
-    # √‖Y Yᵀ‖ is closer to the largest singular value than ‖Y‖ is. So Y can be scaled up by it.
+    # √‖Y Yᵀ‖ is closer to the largest singular value than ‖Y‖ = 1. So divide by it to scale Y up.
     bound_N11 = gram_NRR.norm(dim=(1, 2), keepdim=True).clamp(min=1e-3)
     gram_NRR = gram_NRR / bound_N11
     factor_NRR = quintic(gram_NRR)
     total_NRR = factor_NRR / bound_N11.sqrt()
-    if x_NRC.size(1) == x_NRC.size(2):  # G is as large as X: iterate on X, in fewer products
+    if x_NRC.size(1) == x_NRC.size(2):  # G is as large as X: iterating on X needs fewer products
         y_NRC = total_NRR @ y_NRC
         for _ in range(2):
             y_NRC = quintic(y_NRC @ y_NRC.mT) @ y_NRC
@@ -207,7 +215,7 @@ def orthogonalize(x_NRC: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def quintic(gram_NRR: Tensor) -> Tensor:
-    """3.4445 I - 4.775 G + 2.0315 G², with the coefficients of Jordan et al."""
+    """Return 3.4445 I - 4.775 G + 2.0315 G², with the coefficients of Jordan et al."""
     factor_NRR = torch.baddbmm(gram_NRR, gram_NRR, gram_NRR, beta=-4.775, alpha=2.0315)
     factor_NRR.diagonal(dim1=1, dim2=2).add_(3.4445)
     return factor_NRR

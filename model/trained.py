@@ -1,6 +1,6 @@
-"""A trained model, for Python and for sample.py: it writes, measures a loss, predicts.
+"""A trained model that writes text, measures a loss and predicts, for Python and for sample.py.
 
-Shapes: N characters of a text, B windows of it, T time, V vocabulary.
+Shapes: N characters of a text, B windows of a text, T time, V vocabulary.
 """
 
 from collections.abc import Iterator
@@ -23,9 +23,9 @@ from model.system.errors import UserError
 
 
 class TrainedModel:
-    """A network in eval mode, with its vocabulary and the machine that it is on.
+    """A network in eval mode, with its vocabulary and the machine that computes it.
 
-    A text may have characters of the vocabulary only; for others, a UserError names them.
+    A text may have only characters of the vocabulary. A UserError names all other characters.
     """
 
     def __init__(self, path: Path, device: str = "auto", dtype: str = "auto") -> None:
@@ -33,17 +33,17 @@ class TrainedModel:
         saved = checkpoint.load(path)
         self.network, self.vocab = checkpoint.load_model(saved), saved.vocab
         self.tokenizer = CharTokenizer(saved.vocab)
-        self.encoding = make_config(TrainConfig, saved.config).encoding  # of the corpus
+        self.encoding = make_config(TrainConfig, saved.config).encoding  # of the training text
         self.machine = sampling_machine(DeviceConfig(device, dtype), count_parameters(self.network))
         self.network.to(self.machine.device)
         self.about = f"{path}, step {saved.step}, on {self.machine.device}"
-        # For the page, which others may read: without the folders of this computer
+        # Others may read the page, so its title leaves out the folders of this computer.
         self.title = f"{path.absolute().parent.name}/{path.name}, step {saved.step}"
 
     def write(self, prompt: str = "", length: int = 500, stop: str = "", **settings) -> str:
-        """Return the prompt and so many characters more, or fewer if `stop` comes before.
+        """Return the prompt and `length` more characters, or fewer if the text reaches `stop`.
 
-        `settings` are those of GenerationConfig: temperature, top_k, top_p, seed.
+        `settings` are fields of GenerationConfig: temperature, top_k, top_p, seed.
         """
         config = GenerationConfig(max_new_tokens=length, **settings)
         return prompt + "".join(piece for i, piece in self.generate(prompt, config, stop) if i == 0)
@@ -51,19 +51,19 @@ class TrainedModel:
     def generate(
         self, prompt: str, config: GenerationConfig, stop: str = ""
     ) -> Iterator[tuple[int, str]]:
-        """Yield (0, character) of the first text as it is written, then (i, text) of the others."""
+        """Yield (0, character) while the first text is written, then (i, text) for the others."""
         ids = self.tokenizer.encode(prompt or first_character(self.vocab), "the prompt").tolist()
-        stop = self.tokenizer.decode(self.tokenizer.encode(stop))  # as the model writes it
+        stop = self.tokenizer.decode(self.tokenizer.encode(stop))  # in the form of the vocabulary
         pieces = generate(self.network, self.vocab, ids, config, stop)
         while True:
-            with torch.inference_mode(), self.machine.autocast():  # not while the caller runs
+            with torch.inference_mode(), self.machine.autocast():  # not in the caller's code
                 piece = next(pieces, None)
             if piece is None:
                 return
             yield piece
 
     def loss(self, text: str) -> float:
-        """Return the nats per character, of all but the first, measured as in an evaluation."""
+        """Return the mean loss of all characters but the first, in nats, as an evaluation does."""
         ids_N = self.tokenizer.encode(text)
         if len(ids_N) < 2:
             raise UserError(f"the text is {text!r}. A loss needs two characters or more.")
@@ -74,7 +74,7 @@ class TrainedModel:
             return evaluate(self.network, batches, self.machine)
 
     def probs(self, text: str = "") -> dict[str, float]:
-        """Return how probable each character is to come next, the likeliest first."""
+        """Return the probability of each character to come next, the likeliest character first."""
         ids_T = self.tokenizer.encode(text or first_character(self.vocab)).astype(np.int64)
         ids_T = torch.from_numpy(ids_T[-self.network.config.block_size :]).to(self.machine.device)
         with torch.inference_mode(), self.machine.autocast():

@@ -1,4 +1,4 @@
-"""Shared by the tests: an empty working directory, a small text, a tiny training run."""
+"""Fixtures and helpers of all tests: a working directory, a small text, a tiny training run."""
 
 import contextlib
 import importlib
@@ -25,22 +25,24 @@ import train
 from model import networks
 from model.run import run as run_module
 
-# Tests do not depend on the machine, except test_gpu.py.
+# Hide the GPUs, so that the tests do not depend on the machine. Only test_gpu.py uses GPUs.
 GPUS = "CUDA_VISIBLE_DEVICES"
 VISIBLE_GPUS = {GPUS: os.environ[GPUS]} if os.environ.get(GPUS) else {}
 os.environ[GPUS] = ""
-AUTO_DTYPE = os.environ.get("TEST_AUTO_DTYPE", "float32")  # what --dtype auto finds: or bfloat16
+# In the tests, --dtype auto chooses this dtype: float32 or bfloat16.
+AUTO_DTYPE = os.environ.get("TEST_AUTO_DTYPE", "float32")
 
-# Tiny networks keep one thread busy; a second one would only wait for it.
+# A tiny network keeps one thread busy. A second thread would only wait for the first.
 torch.set_num_threads(1)
-os.environ["OMP_NUM_THREADS"] = "1"  # of the processes that tests start
+os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that tests start
 
-# No time limit per example: the machine may be busy.
+# Hypothesis sets no time limit for an example, because the machine may be busy.
 hypothesis.settings.register_profile("quill", deadline=None)
 hypothesis.settings.load_profile("quill")
 
-# TensorBoard reads event files in the order of their names: second, process, counter. Several runs
-# of one process in one second would be misordered when the counter goes from 9 to 10.
+# TensorBoard reads event files in the order of their names. A name has the second, the process and
+# a counter. When the counter goes from 9 to 10, files of the same second would be in wrong order.
+# Therefore the counter starts at a number with many digits.
 event_file_writer._global_uid = event_file_writer.AtomicCounter(10**9)
 
 ROOT = Path(__file__).parent.parent
@@ -52,10 +54,10 @@ LINES = "".join(
 )
 TINY = ["--n_layer=2", "--n_head=2", "--n_embd=16", "--block_size=16", "--batch_size=4"]
 TINY += ["--device=cpu", "--compile=off"]
-# The recipe chooses these for a short text.
+# For a short text, the recipe would choose other values for these settings.
 TINY += ["--ema_decay=0", "--dropout=0", "--train_temperature=1", "--learning_rate=0.007"]
 TINY += ["--weight_decay=0.5", "--eval_interval=99"]
-# Of each network: a change by which its attention has no mask
+# These edits remove the mask from the attention of a network.
 NO_MASK = {
     "gpt": {".masked_fill(is_later_TT, -torch.inf)": ""},
     "quill": {
@@ -72,15 +74,15 @@ def working_in(folder: Path) -> Iterator[Path]:
         features = dict(getattr(torch.cpu, "get_capabilities", dict)())  # not in PyTorch 2.9
         features |= {"avx512_bf16": False, "amx_bf16": AUTO_DTYPE == "bfloat16"}
         patch.setattr(torch.cpu, "get_capabilities", lambda: features, raising=False)
-        patch.setattr(run_module, "SAMPLE_CHARS", 6)  # sampling would take most of the time
+        patch.setattr(run_module, "SAMPLE_CHARS", 6)  # longer samples would take most of the time
         yield folder
 
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path_factory) -> Iterator[Path]:
-    """The test's own working directory, and the usual signal handlers.
+    """Give each test its own working directory and the usual signal handlers.
 
-    Under nohup, or in the background of a shell script, some signals are ignored.
+    Under nohup, or in the background of a shell script, a process ignores some signals.
     """
     usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
     usual |= {signal.SIGHUP: signal.SIG_DFL}
@@ -105,18 +107,18 @@ def text_file(elsewhere) -> Path:
 
 @pytest.fixture
 def tiny(text_file):
-    """Train a tiny network: tiny("--max_iters=20 --seed=1") returns the exit status."""
+    """Return a function: tiny("--max_iters=20") trains a tiny network, returns the exit status."""
     data = ["--data", str(text_file)]
     return lambda flags, *more: train.main([*data, *TINY, *flags.split(), *more])
 
 
 @pytest.fixture
 def edit_network(tmp_path, monkeypatch) -> Iterator[Callable[[str, dict[str, str]], None]]:
-    """edit_network("quill", {old: new, ...}) makes a copy with changed lines, the network `mine`.
+    """Yield a function: edit_network("quill", {old: new}) copies a network and changes the copy.
 
-    A user's edit: `--network mine` trains it.
+    The copy is the network `mine`, as if a user had edited it. `--network mine` trains it.
     """
-    shutil.copytree(networks.FOLDER, tmp_path, dirs_exist_ok=True)  # all have their usual names
+    shutil.copytree(networks.FOLDER, tmp_path, dirs_exist_ok=True)  # keep the usual networks
     monkeypatch.setattr(networks, "FOLDER", tmp_path)
     monkeypatch.setattr(networks, "__path__", [str(tmp_path), *networks.__path__])
 
@@ -126,7 +128,7 @@ def edit_network(tmp_path, monkeypatch) -> Iterator[Callable[[str, dict[str, str
             assert old in code
             code = code.replace(old, new)
         (tmp_path / "mine.py").write_text(code, "utf-8")
-        sys.modules.pop("model.networks.mine", None)  # the user may have one, too
+        sys.modules.pop("model.networks.mine", None)  # the user may have a file mine.py, too
         importlib.invalidate_caches()
 
     yield edit
@@ -135,7 +137,7 @@ def edit_network(tmp_path, monkeypatch) -> Iterator[Callable[[str, dict[str, str
 
 @pytest.fixture
 def change_network(monkeypatch) -> Callable[[Callable[[torch.nn.Module], object]], None]:
-    """change_network(action): action(network) is called with each new network of a training."""
+    """Return a function: change_network(action) calls action(network) on each new network."""
     make_network = train.make_network
 
     def change(action: Callable[[torch.nn.Module], object]) -> None:
@@ -151,9 +153,9 @@ def change_network(monkeypatch) -> Callable[[Callable[[torch.nn.Module], object]
 
 @pytest.fixture
 def overflow_at(change_network) -> Callable[[Iterable[int]], None]:
-    """overflow_at([7]): in these steps of a command a gradient is infinite.
+    """Return a function: overflow_at([7]) makes a gradient infinite in step 7 of each command.
 
-    It is that of one matrix, so of a single optimizer.
+    It is the gradient of one matrix, so only one optimizer has an infinite gradient.
     """
     infinite_at: set[int] = set()
 
@@ -172,7 +174,7 @@ def overflow_at(change_network) -> Callable[[Iterable[int]], None]:
 
 @pytest.fixture(scope="session")
 def trained_run(tmp_path_factory) -> Path:
-    """A run directory, trained once for all tests; its text is gone. Copy it to change it."""
+    """Return a run directory that all tests share: copy it to change it. Its text is deleted."""
     flags = "--data=text.txt --max_iters=20 --learning_rate=0.02 --warmup_iters=1 --out_dir=run"
     with working_in(tmp_path_factory.mktemp("trained")) as folder:
         Path("text.txt").write_text(LINES, "utf-8")
@@ -182,7 +184,7 @@ def trained_run(tmp_path_factory) -> Path:
 
 
 def curve(run_dir: Path, split: str, tag: str = "loss") -> list[tuple[int, float]]:
-    """The points (step, value) that TensorBoard shows."""
+    """Return the points (step, value) that TensorBoard shows."""
     events = EventAccumulator(str(run_dir / split), size_guidance={"scalars": 0}).Reload()
     return [(event.step, event.value) for event in events.Scalars(tag)]
 
@@ -193,14 +195,14 @@ def summary(run_dir: Path) -> dict:
 
 @pytest.fixture(scope="session")
 def forkserver() -> multiprocessing.context.ForkServerContext:
-    """Starts processes quickly: each is a fork of one that has imported PyTorch."""
+    """Return a context that starts processes quickly: it forks one that has imported PyTorch."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch._dynamo", "torch.utils.tensorboard", "pytest"])
     return context
 
 
 def torchrun_variables(count: int) -> list[dict[str, str]]:
-    """The environment variables that torchrun and others set in each of `count` processes."""
+    """Return the environment variables of each of `count` processes, as torchrun sets them."""
     with socket.socket() as free_socket:
         free_socket.bind(("localhost", 0))
         port = str(free_socket.getsockname()[1])
@@ -209,7 +211,7 @@ def torchrun_variables(count: int) -> list[dict[str, str]]:
 
 
 def start_processes(arguments: list[str], count: int) -> list[subprocess.Popen]:
-    """`python ARGUMENTS` as one run of `count` processes, as torchrun starts them."""
+    """Start `count` processes of `python ARGUMENTS`. They form one run, as under torchrun."""
     return [
         subprocess.Popen(
             [sys.executable, *arguments],
@@ -224,7 +226,7 @@ def start_processes(arguments: list[str], count: int) -> list[subprocess.Popen]:
 
 @contextlib.contextmanager
 def file_size_limit(size: int) -> Iterator[None]:
-    """Inside, no file can become larger, which stands in for a full disk."""
+    """Limit the size of files inside `with`. A larger file is an error, as on a full disk."""
     resource = pytest.importorskip("resource")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))

@@ -1,4 +1,4 @@
-"""Which file may import which."""
+"""Tests that each file imports only the modules that the architecture allows."""
 
 import ast
 import re
@@ -15,7 +15,7 @@ CODE = [
 ] + ["train.py", "sample.py"]
 PARTS = ("networks", "attention", "layers", "optim", "loss", "generate", "system")
 MATHEMATICS = {f"model.{name}" for name in PARTS}
-# What each folder or file may import of this repository. The longest name that fits counts.
+# A folder or file may import these modules of Quill. For a file, the longest key that fits counts.
 MAY_IMPORT = {
     "train.py": {"configs", "data", "model"},
     "sample.py": {"configs", "data", "model"},
@@ -37,7 +37,7 @@ def parse(path: str) -> ast.Module:
 
 
 def imported_modules(tree: ast.Module) -> set[str]:
-    """The dotted names of what a module imports at its top; of `from a import b`, "a.b"."""
+    """Return the dotted names that a module imports at its top; `from a import b` gives "a.b"."""
     names = set()
     for node in tree.body:
         if isinstance(node, ast.Import):

@@ -1,4 +1,4 @@
-"""Wrong input ends with one line that says what is wrong, exit status 2, and no file changed."""
+"""Tests of wrong input: one line says what is wrong, the exit status is 2, no file changes."""
 
 import gzip
 import io
@@ -30,8 +30,8 @@ FILES = {
     "wide.txt": LINES.encode("utf-16-le"),
     "other_run/best.pt": b"",
 }
-# The program and its arguments; words that the error must have. Training starts with small sizes
-# and --data good.txt, sampling takes runs/it.
+# Each case has a command and the words that its error must have. `error_of` gives a new training
+# run small sizes and --data good.txt. If a command names no run, sample.py takes runs/it.
 CASES = [
     ("train.py --data missing.txt", "missing.txt cannot be found", "--data NEW"),
     ("train.py bias=True", "preset bias=True cannot be read"),
@@ -54,11 +54,11 @@ CASES = [
     ),
     ("train.py --device hpu --data missing.txt", "device is 'hpu'", "Use auto"),
     ("train.py --n_layer -3", "argument --n_layer: -3 is not in [1, 1000]"),
-    ("train.py --n_embd 12 --n_head 4", "n_embd is 12", "multiple of 8", "heads, which is 4"),
-    ("train.py --n_embd 130 --n_head 0", "n_embd is 130", "multiple of 4", "heads, which is 2"),
+    ("train.py --n_embd 12 --n_head 4", "n_embd is 12", "multiple of 8", "each of the 4 heads"),
+    ("train.py --n_embd 130 --n_head 0", "n_embd is 130", "multiple of 4", "each of the 2 heads"),
     ("train.py --gradient_accumulation_steps 3", "batch_size is 4", "multiple of", "1 x 3"),
     ("train.py --bias", "the network quill has no setting bias"),
-    ("train.py --data ''", "argument --data: it is empty"),
+    ("train.py --data ''", "argument --data: the path is empty"),
     ("train.py --lr 1", "unknown key 'lr'. "),
     ("train.py --encoding missing", "encoding is 'missing'"),
     ("train.py folder", "preset folder cannot be read", "--resume"),
@@ -66,8 +66,8 @@ CASES = [
     ("train.py --out_dir empty.txt/x --data missing.txt", "empty.txt/x cannot be written"),
     ("train.py --out_dir runs/it", "runs/it is not empty", "--resume runs/it"),
     ("train.py --resum runs/it", "Did you mean resume?"),
-    ("train.py --start KATE", "unknown key 'start'. It is --prompt, of sample.py."),
-    ("sample.py --start KATE", "It is --prompt"),
+    ("train.py --start KATE", "unknown key 'start'. Use --prompt of sample.py."),
+    ("sample.py --start KATE", "Use --prompt"),
     ("train.py --dataset=shakespeare_char", "unknown key 'dataset'. Did you mean data?"),
     ("train.py --eval_iters=20", "An evaluation reads all"),
     ("train.py --lr_decay_iters=2000", "until the last step"),
@@ -88,8 +88,8 @@ CASES = [
     ("sample.py it", "it cannot be read", "Did you mean runs/it?"),
     ("train.py --resume it", "it/last.pt cannot be read", "Did you mean runs/it/last.pt?"),
     ("train.py --init_from it", "it cannot be read", "Did you mean runs/it?"),
-    ("train.py --resume runs/it", "text.txt cannot be found. ", "has moved: --data NEW"),
-    ("train.py --resume bad_best", "bad_best/best.pt is damaged", "to resume, delete it"),
+    ("train.py --resume runs/it", "text.txt cannot be found. ", "has moved, use --data NEW"),
+    ("train.py --resume bad_best", "bad_best/best.pt is damaged", "To resume, delete it"),
     ("sample.py bad_best", "bad_best/best.pt is damaged", "--which last"),
     ("train.py --bias True", "preset True cannot be read"),
     ("train.py --data 'missing/*.txt'", "missing/*.txt cannot be found"),
@@ -117,7 +117,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, trained_run) -> Path:
-    """The files and runs that the cases name. No test changes them: `error_of` sees to that."""
+    """Make the files and runs that the cases name. `error_of` checks that no test changes them."""
     folder = tmp_path_factory.mktemp("bad_input")
     with working_in(folder):
         for name, content in FILES.items():
@@ -134,7 +134,7 @@ def folder(tmp_path_factory, trained_run) -> Path:
 
 @pytest.fixture
 def error_of(elsewhere, folder, monkeypatch, capsys):
-    """error_of("train.py --n_layer 0") returns the one line with which the program refuses."""
+    """Return a function: error_of("train.py --n_layer 0") returns the only line that is printed."""
     monkeypatch.chdir(folder)
 
     def contents() -> dict[Path, bytes | None]:
@@ -212,7 +212,7 @@ def test_an_older_python_is_refused_in_one_line(command):
 @pytest.mark.parametrize("command", ["train.py", "sample.py"])
 @pytest.mark.parametrize("is_ignored", [False, True])
 def test_ctrl_c_during_the_imports_ends_quietly(command, is_ignored, tmp_path):
-    """Unless it is ignored, as in the background of a shell script."""
+    """If the process ignores Ctrl-C, as in the background of a shell script, the imports go on."""
     code = "import os, signal; os.kill(os.getpid(), signal.SIGINT); os._exit(3)"
     (tmp_path / "torch.py").write_text(code)
     handler = signal.SIG_IGN if is_ignored else signal.SIG_DFL

@@ -1,4 +1,4 @@
-"""What a person sees of the attention page in a browser. Skipped without Chromium."""
+"""Tests of what a browser shows of the attention page. Without Chromium, they are skipped."""
 
 import base64
 import json
@@ -22,7 +22,8 @@ HOSTILE = (
     "<script>document.title='attacked'</script></style>&amp;\"'`\n\t\0\x1b\u202e\u05d0\U0001f600"
     "a\nbc"
 )
-# Hovers, clicks, presses keys, types, lets the model write; then shows only what it has seen.
+# This script hovers, clicks, presses keys, types and lets the model write. At the end, it replaces
+# the page with a record of what it has seen.
 ACTIONS = """<script>
 async function act() {
   const until = async (holds) => {
@@ -90,7 +91,7 @@ act();
 
 
 def open_in_browser(url: str, milliseconds: int) -> tuple[str, list[str]]:
-    """The document after so much of the browser's time, and the lines of its console."""
+    """Return the document after `milliseconds` of browser time, and the lines of the console."""
     flags = ["--headless", "--no-sandbox", "--window-size=1280,2000", "--enable-logging=stderr"]
     flags += [f"--virtual-time-budget={milliseconds}", "--dump-dom"]
     command = [CHROMIUM, *flags, url]
@@ -100,7 +101,7 @@ def open_in_browser(url: str, milliseconds: int) -> tuple[str, list[str]]:
 
 @torch.no_grad()
 def continue_text(model: torch.nn.Module, vocab: str, text: str, length: int) -> str:
-    """The text with the likeliest characters after it."""
+    """Return the text, continued with the likeliest characters up to `length`."""
     while len(text) < length:
         logits_TV = model(torch.tensor([[vocab.index(char) for char in text]]))[0]
         text += vocab[logits_TV[-1].argmax()]
@@ -117,7 +118,7 @@ def test_attention_page_follows_mouse_keys_and_escapes_hostile_text(edited, edit
     with record.record_attention(model) as calls, torch.no_grad():
         log_probs_TV = model(torch.tensor([ids]))[0].log_softmax(-1)
     T, ranks_T = len(ids), (-log_probs_TV).argsort().argsort()[range(len(ids) - 1), ids[1:]]
-    hovered = int((ranks_T < 5).nonzero()[0])  # where the next character is among the five
+    hovered = int((ranks_T < 5).nonzero()[0])  # the next character is one of the five likeliest
     actions = ACTIONS.replace("HOVERED", str(hovered))
     path = Path("page.html")
     path.write_text(html.replace("</body>", actions), "utf-8")
@@ -131,8 +132,8 @@ def test_attention_page_follows_mouse_keys_and_escapes_hostile_text(edited, edit
     assert all_heads == pytest.approx(-log_probs_TV[range(T - 1), ids[1:]].mean().item(), abs=2e-3)
     assert without != all_heads and seen.pop("unused") == ["0.000"]
     assert seen.pop("on") == seen["head"]
-    assert seen.pop("note").endswith("not know them: ?")
-    assert (seen.pop("button"), seen.pop("typed")) == ("Write on", ["a", "b", "↵\n", "c", "a", "b"])
+    assert seen.pop("note").endswith("not know: ?")
+    assert (seen.pop("button"), seen.pop("typed")) == ("Continue", ["a", "b", "↵\n", "c", "a", "b"])
     written = seen.pop("written").replace("?", "")
     expected = continue_text(model, vocab, "ab\ncab", len(written))
     assert written == expected
@@ -143,7 +144,7 @@ def test_attention_page_follows_mouse_keys_and_escapes_hostile_text(edited, edit
     assert "".join(text).endswith("a↵\nbc")
     assert "".join(text).startswith("<script>document.title='attacked'</script></style>&amp;")
 
-    chosen = {name: look["chosen"] for name, look in seen.items()}  # from 1
+    chosen = {name: look["chosen"] for name, look in seen.items()}  # counted from 1
     expected = {"start": min(T, 101), "pointed": 1, "home": 1, "right": hovered + 2}
     expected |= dict.fromkeys(("hover", "before"), hovered + 1)
     assert chosen == expected | dict.fromkeys(("up", "block", "head"), T - 10)

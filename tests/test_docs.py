@@ -1,4 +1,4 @@
-"""The documents: links lead somewhere, tests that they name exist, examples print what they say."""
+"""Tests of the documents: links resolve, named tests exist, examples print what they say."""
 
 import code
 import contextlib
@@ -39,7 +39,7 @@ def test_document_links_resolve_and_named_tests_exist(document):
 
 
 def run_example(example: str) -> str:
-    """What is printed if the example is pasted into Python."""
+    """Paste the example into Python and return the output."""
     console = code.InteractiveConsole()
     console.showtraceback = console.showsyntaxerror = raise_error
     with contextlib.redirect_stdout(io.StringIO()) as output:

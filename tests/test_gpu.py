@@ -1,7 +1,7 @@
-"""What only a GPU shows: CUDA graphs, float16, checkpoints that move between GPU and CPU.
+"""Tests that need a GPU: CUDA graphs, float16, checkpoints that move between GPU and CPU.
 
-The suite hides the GPU from itself, so these tests start processes that see it. Each makes several
-runs, since a process takes seconds to start.
+conftest.py hides the GPU from the tests, so these tests start processes that see it. A process
+takes seconds to start. Therefore it makes several runs.
 """
 
 import json
@@ -18,8 +18,8 @@ from model.run import checkpoint
 from tests.conftest import LINES, ROOT, VISIBLE_GPUS, summary
 from tests.test_train import assert_same_run, equal
 
-# Each item of the list in the first argument is one run: the number of steps after which it is
-# stopped, or null, and the arguments of train.py.
+# The first argument is a list of runs. Each item has the number of steps after which the run is
+# stopped (null: the run is not stopped) and the arguments of train.py.
 RUNS = """
 import json, os, signal, sys, train
 from model.run.run import Run
@@ -43,7 +43,7 @@ OVERFLOW = """self.init_weights()
 
 @pytest.fixture(scope="session")
 def gpu_env() -> dict[str, str]:
-    """The environment in which a process sees the GPU. Skips the test if there is none."""
+    """Return an environment in which a process sees the GPU. Skip the test if there is no GPU."""
     env = {key: value for key, value in os.environ.items() if key != "CUDA_VISIBLE_DEVICES"}
     env |= {"PYTHONPATH": str(ROOT)} | VISIBLE_GPUS
     ask = [sys.executable, "-c", "import torch; print(torch.cuda.is_available())"]
@@ -54,9 +54,9 @@ def gpu_env() -> dict[str, str]:
 
 @pytest.fixture
 def train_on_gpu(gpu_env, text_file, tmp_path):
-    """train_on_gpu(runs, edits): the standard output and error of all runs in one process.
+    """Return train_on_gpu(*runs, edits=None), which makes all runs in one process.
 
-    `edits` are changes of quill, which make the network `mine`.
+    It returns the standard output and error. `edits` change a copy of quill, the network `mine`.
     """
     text_file.write_text(10 * LINES, "utf-8")
 
@@ -79,7 +79,7 @@ def train_on_gpu(gpu_env, text_file, tmp_path):
 
 
 def weights(run: str) -> list[dict]:
-    """Those of the trained network and of the average, and the optimizer states."""
+    """Return the weights of the average and of the trained network, and the optimizer states."""
     saved = checkpoint.load(f"{run}/last.pt")
     return [saved.model, saved.trained, saved.optimizers]
 
@@ -89,7 +89,7 @@ def weights(run: str) -> list[dict]:
 def test_a_run_with_a_cuda_graph_equals_one_without_and_one_that_was_stopped(
     train_on_gpu, network, dtype
 ):
-    """Bit for bit, with dropout and an average, which is learned from from step 50 on."""
+    """The runs are equal to the last bit. From step 50 on, they learn from their average."""
     flags = f"{SIZES} --network={network} --dtype={dtype} --ema_decay=0.9"
     out, err = train_on_gpu(
         (None, f"{flags} --out_dir=graph"),
@@ -175,7 +175,7 @@ def test_checkpoints_move_between_gpu_and_cpu_and_logits_agree(train_on_gpu, gpu
             command += [f"--device={device}", "--dtype=float32"]
             text = subprocess.check_output(command, env=gpu_env, text=True)
             losses.append(float(text.split()[0]))
-        assert losses[0] == pytest.approx(losses[1], abs=2e-3)  # products in TF32
+        assert losses[0] == pytest.approx(losses[1], abs=2e-3)  # the GPU computes products in TF32
     out, _ = train_on_gpu(
         (None, "--resume=gpu --device=cpu --max_iters=70"),
         (None, "--resume=cpu --device=cuda --max_iters=70"),

@@ -1,4 +1,4 @@
-"""Long runs: nothing saved is lost, and a resumed run equals an uninterrupted one."""
+"""Tests of long runs: no saved work is lost, and a resumed run equals an uninterrupted run."""
 
 import contextlib
 import io
@@ -50,7 +50,7 @@ DISK_ERROR = r"(?m)^error: \[Errno \d+\] .+\n$"
 
 
 def assert_intact(run: Path) -> None:
-    """The curves have one point for each step, and best.pt holds the best evaluation."""
+    """Check that the curves have one point for each step, and best.pt has the best evaluation."""
     val = curve(run, "val")
     for points in (val, curve(run, "train")):
         steps = [step for step, _ in points]
@@ -66,7 +66,7 @@ def assert_intact(run: Path) -> None:
 def test_a_killed_and_resumed_run_equals_an_uninterrupted_run(
     tiny, monkeypatch, network, save_seconds, decay
 ):
-    """Killed in a step, in an evaluation, at every write: a copy is what SIGKILL would leave."""
+    """Copies made in steps, in evaluations and at every write hold what SIGKILL would leave."""
     monkeypatch.setattr("model.run.run.SAVE_SECONDS", save_seconds)
     monkeypatch.setattr(train, "AVERAGE_FROM", 3)
     flags = f"--network={network} --max_iters=8 --eval_interval=4 --log_interval=1 --dropout=0.2"
@@ -82,11 +82,11 @@ def test_a_killed_and_resumed_run_equals_an_uninterrupted_run(
             copy_run()
         fsync(file)
 
-    def copy_run_and_log_sample(run):  # it is evaluated, but not yet saved
+    def copy_run_and_log_sample(run):  # the run is evaluated, but not yet saved
         copy_run()
         log_sample(run)
 
-    def write_slowly(*args):  # to the event files: each save must wait for them
+    def write_slowly(*args):  # each save must wait for the event files
         time.sleep(0.005)
         write(*args)
 
@@ -103,7 +103,7 @@ def test_a_killed_and_resumed_run_equals_an_uninterrupted_run(
     saved = {checkpoint.load(path).step for path in files if path.name == "last.pt"}
     assert saved == (set(range(9)) if save_seconds == 0 else {0, 4, 8})
     for copy in copies:
-        if not (copy / "last.pt").exists():  # then it is started again, in a new directory
+        if not (copy / "last.pt").exists():  # it cannot be resumed, so start it again
             assert tiny(f"{flags}{copy}") == 2
             shutil.rmtree(copy)
             assert tiny(f"{flags}{copy}") == 0
@@ -129,7 +129,7 @@ def stop_before_the_first_step(patch: pytest.MonkeyPatch, number: int) -> None:
 
 
 def test_a_signal_saves_and_tells_how_to_resume(tiny, monkeypatch, capsys):
-    """Before the first step, in it, in the last one, in one that is to be evaluated."""
+    """The signal comes before or in the first step, before an evaluation, or in the last step."""
     flags = f"{STEPS} --out_dir="
     assert tiny(f"{flags}whole") == 0
     for step, number in {8: signal.SIGINT, 16: signal.SIGTERM, 1: signal.SIGHUP, 0: 15}.items():
@@ -142,10 +142,10 @@ def test_a_signal_saves_and_tells_how_to_resume(tiny, monkeypatch, capsys):
             assert tiny(f"{flags}{name}") == 128 + number
         output = capsys.readouterr().out
         assert f"resume  python train.py --resume {name}\n" in output
-        assert (run / "best.pt").exists() == (step > 8)  # that of step 0 has learned nothing
+        assert (run / "best.pt").exists() == (step > 8)  # the model of step 0 has learned nothing
         assert sample.main([name, "--max_new_tokens=3"]) == 0
         assert checkpoint.load(run / "last.pt").step == step
-        steps = []  # none is made again
+        steps = []  # no step is made again
         with monkeypatch.context() as patch:
             at_steps(patch, range(99), steps.append)
             assert train.main(["--resume", name]) == 0
@@ -154,7 +154,7 @@ def test_a_signal_saves_and_tells_how_to_resume(tiny, monkeypatch, capsys):
 
 
 def test_a_signal_in_the_last_evaluation_changes_nothing(tiny, monkeypatch):
-    """The run is complete, so a command after && runs."""
+    """The run is complete, so its exit status is 0, and a command after && runs."""
 
     def stop(run: Run) -> None:
         if run.state.step == 4:
@@ -169,7 +169,7 @@ def test_a_signal_in_the_last_evaluation_changes_nothing(tiny, monkeypatch):
 def test_layers_of_equal_shapes_in_another_order_are_refused(
     optimizer, tiny, change_network, capsys
 ):
-    """PyTorch would give each layer the optimizer state of another."""
+    """PyTorch would give each layer the optimizer state of another layer."""
     assert tiny(f"--max_iters=4 --optimizer={optimizer} --out_dir=run") == 0
 
     def swap(network: torch.nn.Module) -> None:
@@ -181,7 +181,7 @@ def test_layers_of_equal_shapes_in_another_order_are_refused(
 
 
 def test_a_checkpoint_without_the_sum_of_losses_is_resumed(tiny, monkeypatch):
-    """Earlier versions saved none. The next point is the mean of the steps since the resume."""
+    """Earlier versions saved no sum. The next point is the mean of the steps since the resume."""
     flags = "--max_iters=12 --eval_interval=6 --out_dir="
     assert tiny(f"{flags}each --log_interval=1") == 0
     with monkeypatch.context() as patch:
@@ -211,12 +211,12 @@ def test_a_run_directory_in_use_is_refused(tiny, monkeypatch, capsys):
 
 
 def run_process(variables: dict[str, str], flags: str, edit: Callable | None) -> None:
-    """What a new process does: change the code by edit(rank), then train."""
+    """Change the code by edit(rank), then train. A new process calls this function."""
     os.environ.update(variables)
     rank = int(os.environ["RANK"])
     for number, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(f"{name}{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
-    device.CPU_EVAL_CHARS = 64  # several batches for each process
+    device.CPU_EVAL_CHARS = 64  # gives each process several batches
     if edit is not None:
         edit(rank)
     flags += " --data=text.txt --dtype=float32"
@@ -226,7 +226,7 @@ def run_process(variables: dict[str, str], flags: str, edit: Callable | None) ->
 
 @pytest.fixture
 def train_in_two(forkserver, text_file):
-    """train_in_two(flags, edit): start a run of two processes, as torchrun does."""
+    """Yield train_in_two(flags, edit), which starts a run of two processes, as torchrun does."""
     started = []
 
     def start(flags: str, edit: Callable | None = None) -> list[Process]:
@@ -241,7 +241,7 @@ def train_in_two(forkserver, text_file):
 
 
 def end(*processes: Process) -> list[int]:
-    """Wait for the end of the processes; returns their exit statuses."""
+    """Wait for the end of the processes. Return their exit statuses."""
     for process in processes:
         process.join(60)
     return [process.exitcode for process in processes]
@@ -264,11 +264,11 @@ def die_after_an_evaluation(rank: int) -> None:
 
 
 def test_resuming_a_killed_run_of_two_processes_is_exact(train_in_two):
-    """Also with one process, from the same checkpoint on. One and two differ by rounding."""
+    """One process may resume a run of two. Then the results differ only by rounding."""
     flags = "--max_iters=12 --warmup_iters=1 --eval_interval=5 --out_dir="
     assert end(*train_in_two(f"{flags}whole", copy_after_each_save)) == [0, 0]
     assert "2 processes" in Path("out0").read_text()
-    # Only one prints (beside the line of Gloo in PyTorch 2.9).
+    # Only one process prints. (In PyTorch 2.9, Gloo prints a line, too.)
     assert re.fullmatch(r"(\[Gloo\] .*\n)?", Path("out1").read_text())
     assert "arning" not in Path("err0").read_text() + Path("err1").read_text()
     shutil.copytree("whole5", "again")
@@ -278,21 +278,22 @@ def test_resuming_a_killed_run_of_two_processes_is_exact(train_in_two):
     error = Path("err1").read_text()
     assert error.splitlines()[-1].startswith("error: another process of this run has ended")
     assert "Traceback" not in error
-    time.sleep(1)  # a new process takes longer to start; event files are ordered by second
+    # TensorBoard orders event files by second. A new process would take longer than that to start.
+    time.sleep(1)
     assert train.main(["--resume", "killed"]) == 0
     assert_similar(Path("killed"), Path("whole"))
     assert_intact(Path("killed"))
 
 
 def start_late(late_rank: int, rank: int) -> None:
-    """One process starts 7 seconds after the other. Its clock shows less, and runs unevenly.
+    """Start one process 7 seconds after the other, and let the two clocks run at unequal speed.
 
-    Each writes down its weights in every step.
+    The clock of the late process shows less. Each process writes its weights in every step.
     """
     patch, join = pytest.MonkeyPatch(), dist.init_process_group
     clock = Clock(patch, step_seconds=1 + 0.01 * rank, eval_seconds=0)
 
-    def wait_and_join(*args):  # for the other one
+    def wait_and_join(*args):  # the early process waits for the late one
         clock.now += 0.0 if rank == late_rank else 7.0
         join(*args)
 
@@ -307,8 +308,8 @@ def start_late(late_rank: int, rank: int) -> None:
 
 @pytest.mark.parametrize("late_rank", [0, 1])
 def test_processes_that_start_apart_have_the_same_learning_rates(train_in_two, late_rank):
-    """So equal weights, and the same end. The process that has run longest decides."""
-    Path("empty.toml").touch()  # without the recipe, which measures the speed
+    """So their weights are equal, and they end together. The process that ran longer decides."""
+    Path("empty.toml").touch()  # a preset replaces the recipe, which would measure the speed
     flags = "--minutes=1 --max_iters=999 --eval_interval=20 --out_dir=run empty.toml"
     assert end(*train_in_two(flags, partial(start_late, late_rank))) == [0, 0]
     weights = [Path(f"weights{rank}").read_text().split() for rank in (0, 1)]
@@ -324,7 +325,7 @@ def terminate_process_1(rank: int) -> None:
 
 
 def test_all_processes_stop_when_one_receives_a_signal(train_in_two):
-    """And the main one saves."""
+    """The main process saves the run."""
     processes = train_in_two("--max_iters=20 --eval_interval=5 --out_dir=run", terminate_process_1)
     assert end(*processes) == [128 + signal.SIGTERM] * 2
     assert "stopped at step 8 " in Path("out0").read_text()
@@ -365,7 +366,7 @@ def test_frozen_blocks_do_not_change_in_two_processes(train_in_two):
 
 
 def compile_simply(rank: int) -> None:
-    """To a graph that PyTorch runs itself, which takes no C++ compiler."""
+    """Make torch.compile produce a graph that PyTorch runs itself, without a C++ compiler."""
     compile = torch.compile
     torch.compile = lambda function, **_: compile(function, backend="eager", dynamic=False)
 
@@ -379,7 +380,7 @@ def test_a_compiled_run_of_two_processes_equals_an_eager_run(train_in_two, tiny)
 
 
 def fail_and_hang(fails_in: int, rank: int) -> None:
-    """Process `fails_in` fails. To leave the others takes forever, as with NCCL after an error."""
+    """Let process `fails_in` fail. Leaving the others then hangs, as with NCCL after an error."""
 
     def fail(_):
         if rank == fails_in:
@@ -404,7 +405,7 @@ def test_an_error_in_one_process_ends_all(train_in_two):
 
 
 def test_weights_that_are_not_finite_are_never_saved(tiny, monkeypatch, capsys):
-    """Also if a signal comes before the next loss."""
+    """Before the next loss, a signal tells the run to save."""
     at_steps(monkeypatch, [7], lambda model: model.head.weight.data[0].fill_(torch.nan))
     at_steps(monkeypatch, [7], stop_by(signal.SIGINT))
     assert tiny("--max_iters=20 --out_dir=run") == 1
@@ -438,7 +439,7 @@ def test_divergence_is_found_at_the_next_log_or_evaluation(
         assert all(weight.isfinite().all() for weight in saved.model.values())
 
 
-# TensorBoard's threads fail, too.
+# On a full disk, TensorBoard's threads fail, too.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("room", [0, 10_000], ids=["no room", "no room for a checkpoint"])
 def test_full_disk_ends_run_but_keeps_saved_files(tiny, capsys, room):
@@ -454,7 +455,7 @@ def test_full_disk_ends_run_but_keeps_saved_files(tiny, capsys, room):
 
 
 def flip(content: bytes, bit: int) -> bytes:
-    """The bytes with one bit flipped."""
+    """Return the bytes with one bit flipped."""
     changed = bytearray(content)
     changed[bit // 8] ^= 1 << bit % 8
     return bytes(changed)
@@ -471,7 +472,7 @@ def test_a_damaged_checkpoint_is_refused_by_name(trained_run, capsys):
 
 
 def run_quietly(main, argv: list[str]) -> None:
-    """Run a command that must end: with status 0, or with an error in one line."""
+    """Run a command. It must end with status 0, or with an error in one line."""
     with (
         contextlib.redirect_stdout(io.StringIO()),
         contextlib.redirect_stderr(io.StringIO()) as stderr,
@@ -501,7 +502,7 @@ TEXT = st.text(st.characters(exclude_characters="\0"), max_size=8)  # no command
 WORDS = st.lists(TEXT | st.sampled_from(FLAGS.split() + VALUES), max_size=4)
 TRAIN = [*TINY, "--block_size=2", "--max_iters=1", "--data"]
 SAMPLE = ["run", "--max_new_tokens=2"]
-FUZZ = {  # what is random: the command, its arguments, what the random value may be
+FUZZ = {  # kind of random input: (command, function that makes its arguments, random values)
     "text": (train.main, lambda text: [*TRAIN, write(text)], BYTES),
     "preset": (train.main, lambda toml: [write(toml), *TRAIN, "text.txt"], BYTES | TOML),
     "checkpoint": (sample.main, lambda content: [write(content)], BYTES),

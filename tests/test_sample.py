@@ -1,4 +1,4 @@
-"""sample.py: what it writes, where to, from which checkpoint, and how it ends."""
+"""Tests of sample.py: its output, its choice of a checkpoint, and how it ends."""
 
 import io
 import math
@@ -29,7 +29,7 @@ def run_dir(trained_run) -> Path:
 
 @pytest.fixture
 def run_sample(run_dir, capsys):
-    """run_sample("--seed", "1") returns what sample.py writes to standard output."""
+    """Return a function: run_sample("--seed", "1") returns the standard output of sample.py."""
     capsys.readouterr()
 
     def run(*argv: str) -> str:
@@ -53,7 +53,7 @@ def test_texts_have_max_new_tokens_characters_or_end_after_stop(run_sample, prom
         assert text.startswith(prompt)
         assert len(text) == len(prompt) + 60
         assert set(text) <= set(LINES)
-    stop = prompt[-1]  # in the prompt it does not count
+    stop = prompt[-1]  # only a stop after the prompt counts
     cut = run_sample(*flags, "--dtype", dtype, "--stop", stop).split(sample.SEPARATOR)
     for text, shorter in zip(texts, cut, strict=True):
         new = text.removeprefix(prompt)
@@ -94,7 +94,7 @@ def test_attention_page_shows_generated_or_scored_text(run_sample):
     for prompt, start in (("KATE:", ""), ("", "\n")):
         text = run_sample("--prompt", prompt, *flags).split(sample.SEPARATOR)[0]
         assert shown_text() == start + text
-    Path("scored.txt").write_text(LINES[:17])  # a window of block_size
+    Path("scored.txt").write_text(LINES[:17])  # fills one window: block_size is 16
     nats, _, bits, *words = run_sample("--score", "scored.txt", "--attention", "page.html").split()
     assert shown_text() == LINES[:17]
     assert float(bits) == pytest.approx(float(nats) / math.log(2), abs=2e-4)
@@ -102,7 +102,7 @@ def test_attention_page_shows_generated_or_scored_text(run_sample):
 
 
 def test_a_score_is_the_loss_of_an_evaluation(tiny, capsys):
-    """Of independent windows of block_size characters, of which the last one is shorter."""
+    """Both are means over independent windows of block_size characters. The last is shorter."""
     flags = "--max_iters=20 --learning_rate=0.02 --warmup_iters=1 --dtype=float32"
     assert tiny(f"{flags} --out_dir=run") == 0
     saved, text = checkpoint.load("run/last.pt"), LINES[int(len(LINES) * 0.9) :]
@@ -134,7 +134,6 @@ def test_prompt_and_stop_may_have_the_other_unicode_form(form, tiny, text_file, 
 
 
 def test_unknown_characters_are_left_out_of_a_score_and_counted(run_sample, capsys, monkeypatch):
-    """Of a file, and of standard input."""
     Path("plain.txt").write_text(LINES[:90])
     mixed = "я" + LINES[:40] + "щя" + LINES[40:90]
     Path("mixed.txt").write_text(mixed, "utf-8")
@@ -159,7 +158,7 @@ def test_samples_stopped_at_line_end_print_one_per_line(run_sample):
 
 
 def test_a_text_of_windows_is_the_same_text(text_file, capsys):
-    """In training, as a prompt, as what is scored."""
+    """The line ends of Windows and Mac change no training, no prompt and no score."""
     text, expected = text_file.read_text(), None
     for name, line_end in (("unix", "\n"), ("windows", "\r\n"), ("mac", "\r")):
         content = text.replace("\n", line_end).encode()
@@ -207,7 +206,7 @@ def test_output_is_utf_8_whatever_terminal_and_corpus_are(tiny, text_file, monke
     text, output = "中文小说，月光如水。Käthe😀\r\n" * 40, io.BytesIO()
     text_file.write_bytes(text.encode("utf-16"))
     Path("prompt.txt").write_bytes("月光\r\n".encode("utf-16"))
-    # As on a Windows terminal; standard error escapes what its code page lacks.
+    # As on Windows, the terminal has a code page. Standard error escapes characters outside of it.
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(output, "cp1252"))
     monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(io.BytesIO(), "cp1252", "backslashreplace"))
     assert tiny("--max_iters=3 --encoding=utf-16 --out_dir=表/run") == 0
@@ -231,13 +230,13 @@ def test_ctrl_c_or_closed_pipe_ends_sampling_without_page(run_dir):
         piped.stdout.read(1)
         piped.stdout.close()
         assert (stopped.wait(60), piped.wait(60)) == (130, 0)
-        for process in (stopped, piped):  # one line, which names the checkpoint
+        for process in (stopped, piped):  # the only line names the checkpoint
             assert process.stderr.read().count(b"\n") == 1
     assert not Path("page.html").exists()
 
 
 def test_the_newest_run_is_taken_also_without_best_pt(trained_run, capsys):
-    """As after Ctrl-C before its second evaluation."""
+    """Ctrl-C before the second evaluation leaves a run without best.pt."""
     for i, name in enumerate(("a", "b")):
         shutil.copytree(trained_run, f"runs/{name}")
         for path in Path("runs", name).glob("*.pt"):
@@ -249,7 +248,7 @@ def test_the_newest_run_is_taken_also_without_best_pt(trained_run, capsys):
 
 
 def test_a_network_may_keep_its_own_settings_only(tiny, edit_network):
-    """Not the encoding of the corpus, in which prompts are read."""
+    """Its config may lack the encoding of the corpus, in which sample.py reads prompts."""
     own = "GPTConfig(**{name: getattr(config, name) for name in GPTConfig.__dataclass_fields__})"
     line = "self.config = config\n        self.embedding"
     edit_network("quill", {line: line.replace("= config", f"= {own}")})

@@ -1,4 +1,4 @@
-"""Training: each step, evaluations and checkpoints, resuming, what a run directory holds."""
+"""Tests of training: steps, evaluations, checkpoints, resuming, the files of a run."""
 
 import copy
 import io
@@ -44,7 +44,7 @@ STEPS = "--max_iters=16 --eval_interval=8 --log_interval=1"
 
 
 def equal(a, b) -> bool:
-    """Whether two nested structures of dicts, lists and tensors are equal to the last bit."""
+    """Return whether two structures of dicts, lists and tensors are equal to the last bit."""
     if isinstance(a, torch.Tensor):
         return a.dtype == b.dtype and torch.equal(a, b)
     if isinstance(a, dict):
@@ -55,7 +55,7 @@ def equal(a, b) -> bool:
 
 
 def assert_same_run(a: Path, b: Path) -> None:
-    """Both checkpoints and all curves are equal, except for measured times."""
+    """Check that both checkpoints and all curves are equal, except for measured times."""
     for name in ("last.pt", "best.pt"):
         one, other = vars(checkpoint.load(a / name)), vars(checkpoint.load(b / name))
         times = {name for name in one if name.endswith(("seconds", "per_second"))}
@@ -67,16 +67,16 @@ def assert_same_run(a: Path, b: Path) -> None:
 
 
 def assert_similar(a: Path, b: Path) -> None:
-    """The curves are equal up to rounding, and so are the names of the weights."""
+    """Check that the curves are equal up to rounding, and that the weights have equal names."""
     one, other = (checkpoint.load(run / "last.pt").model for run in (a, b))
-    assert one.keys() == other.keys()  # a wrapper or compiler adds no prefix
+    assert one.keys() == other.keys()  # no wrapper or compiler adds a prefix
     for split, tag in (("train", "loss"), ("train", "optimizer/grad_norm"), ("val", "loss")):
         values, expected = ([value for _, value in curve(run, split, tag)] for run in (a, b))
         assert values == pytest.approx(expected, rel=1e-3)
 
 
 def at_steps(monkeypatch, steps, action) -> None:
-    """Call action(model) at the end of these steps, counted from here on."""
+    """Call action(model) at the end of these steps. The next step has the number 0."""
     update, count, last = Run.update, itertools.count(), [None, 0]
 
     def act_and_update(run):
@@ -90,7 +90,7 @@ def at_steps(monkeypatch, steps, action) -> None:
 
 
 def after_each_save(monkeypatch, action) -> None:
-    """Call action(path) after each last.pt is written."""
+    """Call action(path) each time after last.pt is written."""
     replace = Path.replace
 
     def replace_and_act(source, path):
@@ -102,7 +102,7 @@ def after_each_save(monkeypatch, action) -> None:
 
 
 class Clock:
-    """Simulated: only training steps and evaluations move it on, by these seconds."""
+    """A simulated clock. Only training steps and evaluations move it on, by these seconds."""
 
     def __init__(self, monkeypatch, step_seconds: float, eval_seconds: float) -> None:
         self.now, self.eval_seconds = 0.0, eval_seconds
@@ -132,7 +132,7 @@ def use_scaler(monkeypatch) -> None:
 def test_training_equals_a_plain_loop(
     tiny, text_file, monkeypatch, grad_clip, parts, scaled, temperature
 ):
-    """Schedule, clipping, temperature. Accumulation and scaling change nothing."""
+    """The plain loop needs no accumulation and no scaling, because they must change nothing."""
     if scaled:
         use_scaler(monkeypatch)
     flags = "--max_iters=5 --warmup_iters=1 --learning_rate=0.05 --log_interval=1 --dtype=float32"
@@ -149,7 +149,7 @@ def test_training_equals_a_plain_loop(
         lr = 0.05 * min((step + 1) / 2, 1 - step / 5)  # a step of warmup, a linear decay
         x_BT, y_BT = corpus.batch(config, step, rows=slice(4))
         logits_NV = model(x_BT).flatten(0, 1)
-        logged_loss = F.cross_entropy(logits_NV, y_BT.flatten())  # as in evaluation
+        logged_loss = F.cross_entropy(logits_NV, y_BT.flatten())  # without the temperature
         log_probs_NV = (logits_NV / temperature).log_softmax(-1)
         F.nll_loss(log_probs_NV, y_BT.flatten()).backward()
         norm = torch.cat([parameter.grad.flatten() for parameter in model.parameters()]).norm()
@@ -162,14 +162,14 @@ def test_training_equals_a_plain_loop(
             optimizer.step()
         model.zero_grad()
 
-    assert max(norm for _, norm, _ in expected) > 0.3  # so that it is clipped
+    assert max(norm for _, norm, _ in expected) > 0.3  # so that clipping has an effect
     for i, tag in enumerate(("loss", "optimizer/grad_norm", "optimizer/learning_rate")):
         logged = [value for _, value in curve(Path("run"), "train", tag)]
         assert logged == pytest.approx([values[i] for values in expected], rel=1e-3)
     saved = checkpoint.load("run/last.pt").model
     for name, weight in model.state_dict().items():
         assert torch.allclose(saved[name], weight, rtol=1e-3, atol=1e-5), name
-    nats = 0.0  # of the validation split, where the temperature is 1
+    nats = 0.0  # on the validation split, at temperature 1
     model.eval()
     for x_BT, y_BT in corpus.eval_batches(16, 64, Processes()):
         nats += F.cross_entropy(model(x_BT).flatten(0, 1), y_BT.flatten(), reduction="sum").item()
@@ -206,7 +206,7 @@ def test_a_compiled_run_resumes_exactly_and_equals_an_eager_run(tiny, monkeypatc
 def test_trying_the_compiler_changes_nothing_but_a_warning(
     tiny, monkeypatch, capsys, fails, change_network
 ):
-    """Neither weights nor buffers, whether it works or not."""
+    """Weights and buffers stay the same, whether the compiler works or not."""
 
     def fail(*_):
         raise RuntimeError("no C++ compiler\nand a long story")
@@ -254,7 +254,7 @@ def test_operations_that_do_not_repeat_exactly_are_warned_of(tiny, change_networ
 
 @pytest.mark.parametrize("T", [16, 40], ids=["T = block_size", "T > block_size"])
 def test_a_training_step_stays_on_the_device_of_the_model(T):
-    """On the meta device, tensors of another device and reading a value are errors."""
+    """On the meta device, a tensor of another device is an error, and so is reading a value."""
     config = GPTConfig(n_layer=2, n_head=2, n_embd=16, block_size=16)
     model = GPT(config, vocab_size=5).to("meta")
     ids_BT = torch.zeros(3, T, dtype=torch.int64, device="meta")
@@ -266,7 +266,7 @@ def test_a_training_step_stays_on_the_device_of_the_model(T):
 
 
 def test_a_machine_may_lack_locks_and_hangup_signals(tiny, monkeypatch):
-    """As Windows does."""
+    """Windows has no fcntl and no SIGHUP."""
     monkeypatch.setitem(sys.modules, "fcntl", None)
     monkeypatch.delattr(signal, "SIGHUP")
     assert tiny("--max_iters=3 --out_dir=run") == 0
@@ -284,11 +284,11 @@ def test_evaluations_do_not_change_training_and_are_repeatable(tiny, text_file):
     batches = list(corpus.eval_batches(16, 64, Processes()))
     loss = evaluate(model, batches, Machine(torch.device("cpu"), torch.float32))
     assert loss == evaluate(model, batches, Machine(torch.device("cpu"), torch.float32))
-    assert loss == pytest.approx(saved.val_loss, rel=1e-2)  # in the dtype of the run
+    assert loss == pytest.approx(saved.val_loss, rel=1e-2)  # the run may compute in bfloat16
 
 
 def test_a_point_of_the_training_curve_is_the_mean_since_the_last_one(tiny, monkeypatch):
-    """Also if the run was stopped in between."""
+    """This also holds if the run was stopped between the two points."""
     flags = "--max_iters=12 --eval_interval=4 --dropout=0.2 --out_dir="
     assert tiny(f"--log_interval=1 {flags}each") == 0
     assert tiny(f"--log_interval=3 {flags}mean") == 0
@@ -306,9 +306,9 @@ def test_what_a_run_directory_holds(tiny, text_file, capsys):
     run, text = Path("run"), text_file.read_text()
     run.mkdir()
     assert tiny("--max_iters=15 --eval_interval=10 --out_dir=run") == 0
-    Path("run/notes.tmp").touch()  # what others put there is kept
+    Path("run/notes.tmp").touch()  # a file of another program is kept
     assert train.main(["--resume", "run", "--max_iters", "25"]) == 0
-    assert not capsys.readouterr().err  # of TensorBoard
+    assert not capsys.readouterr().err  # no warning of TensorBoard
     names = {"config.toml", "last.pt", "best.pt", "summary.json", "train", "val", "notes.tmp"}
     assert {path.name for path in run.iterdir()} == names
     result = summary(run)
@@ -319,7 +319,7 @@ def test_what_a_run_directory_holds(tiny, text_file, capsys):
 
     losses = dict(curve(run, "val"))
     assert sorted(losses) == [0, 10, 15, 20, 25]
-    assert losses[0] == pytest.approx(math.log(len(set(text))), rel=0.01)  # it guesses
+    assert losses[0] == pytest.approx(math.log(len(set(text))), rel=0.01)  # a new network guesses
     assert losses[result["best_step"]] == pytest.approx(result["best_val_loss"])
     assert [step for step, _ in curve(run, "train")] == [10, 20]
     for tag in ("learning_rate", "grad_norm"):
@@ -344,9 +344,9 @@ def test_the_output_describes_the_run_and_shows_samples(out, err, tiny, monkeypa
     for words in ("sample.py run\n", "--attention page", "dir .\n"):
         assert words in output.out
     assert "--resume" not in output.out
-    assert output.out.count("val loss") == 4  # of three evaluations, and the best one
-    assert output.out.count("train loss") == 2  # there is none at step 0
-    assert ("\r" in output.err) == err  # a progress bar, and nothing else
+    assert output.out.count("val loss") == 4  # three evaluations, and the best loss
+    assert output.out.count("train loss") == 2  # step 0 has no training loss
+    assert ("\r" in output.err) == err  # standard error has only a progress bar
     assert err or not output.err
     assert len(re.findall(r"\n     \S.*\n", output.out)) == (3 if out else 0)
 
@@ -360,7 +360,7 @@ def test_nothing_shares_a_line_with_the_progress_bar(tiny, monkeypatch):
     bars = 0
     for line in screen.getvalue().split("\n"):
         shown = ""
-        for part in line.split("\r"):  # each overwrites what stands there
+        for part in line.split("\r"):  # each part overwrites the line
             shown = part + shown[len(part) :]
         if "%|" in shown:
             bars += 1
@@ -387,7 +387,7 @@ def test_the_recipe_knows_the_size_of_weights_to_start_with(text_file):
 
 
 def test_weights_that_have_read_the_validation_text_are_refused(tiny, text_file, capsys):
-    """A run inherits the split, too."""
+    """A run with --init_from inherits the split into training and validation text."""
     text_file.write_text(LINES * 12)
     assert tiny("--max_iters=2 --val_fraction=0.2 --val_split=spread --out_dir=first") == 0
     sizes = [flag for flag in TINY if "n_" not in flag]
@@ -406,7 +406,7 @@ def test_weights_that_have_read_the_validation_text_are_refused(tiny, text_file,
 
 
 def test_the_average_is_that_of_the_weights_and_is_learned_from(tiny, text_file, monkeypatch):
-    """The network learns from it from step AVERAGE_FROM on. Only the average is used."""
+    """The network learns from the average from step AVERAGE_FROM on. Evaluations use only this."""
     monkeypatch.setattr(train, "AVERAGE_FROM", 3)
     weights = []
 
@@ -451,7 +451,7 @@ def test_the_average_predicts_without_dropout(tiny, change_network, monkeypatch)
     change_network(lambda network: network.register_forward_pre_hook(keep_mode))
     assert tiny(f"{STEPS} --dropout=0.2 --ema_decay=0.8 --out_dir=run") == 0
     assert modes.count(True) == 16  # once in each step
-    assert modes.count(False) > 13  # of the average, and of evaluations
+    assert modes.count(False) > 13  # the average: in 13 steps and in evaluations
 
 
 def test_half_of_the_loss_is_that_of_the_averages_predictions():
@@ -477,7 +477,7 @@ def test_a_run_with_a_spread_validation_text_is_exact(tiny, text_file, monkeypat
 
 
 def test_training_does_not_wait_for_the_compiler(text_file):
-    """PyTorch would import it, which takes seconds, for each optimizer."""
+    """PyTorch's optimizers would import the compiler, which takes seconds."""
     code = "import sys, train; train.main(sys.argv[1:]); sys.exit('torch._dynamo' in sys.modules)"
     argv = [*TINY, f"--data={text_file}", "--max_iters=2", "--out_dir=run"]
     env = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -485,7 +485,7 @@ def test_training_does_not_wait_for_the_compiler(text_file):
 
 
 def test_training_survives_closed_output_pipes(tiny, monkeypatch):
-    """As when the terminal is closed."""
+    """The pipes close if the terminal is closed."""
     reader, writer = os.pipe()
     os.close(reader)
     with open(writer, "w") as pipe:
@@ -499,11 +499,11 @@ def test_init_from_keeps_the_loss_and_adds_rows_for_characters(trained_run, text
     before, text = checkpoint.load(trained_run / "best.pt"), text_file.read_text()
     flags = "--max_iters=1 --learning_rate=0 --batch_size=4 --device=cpu --compile=off"
     shutil.copytree(trained_run, "base")
-    Path("base/last.pt").unlink()  # best.pt is taken
+    Path("base/last.pt").unlink()  # so --init_from takes best.pt
     flags = ["--data", str(text_file), "--init_from", "base", *flags.split()]
     assert train.main([*flags, "--n_head", "2", "--out_dir", "same"]) == 0
     assert summary(Path("same"))["val_loss"] == pytest.approx(before.best_val_loss, rel=1e-6)
-    assert checkpoint.load("same/best.pt").step == 0  # trained weights are no guess
+    assert checkpoint.load("same/best.pt").step == 0  # trained weights may be the best at step 0
     assert train.main([*flags, "--ema_decay", "0.9", "--out_dir", "average"]) == 0
     assert summary(Path("average"))["val_loss"] == pytest.approx(before.best_val_loss, rel=1e-6)
     assert train.main([*flags, "--block_size", "12", "--out_dir", "shorter"]) == 0
@@ -519,7 +519,7 @@ def test_init_from_keeps_the_loss_and_adds_rows_for_characters(trained_run, text
 
 
 def test_the_saved_config_repeats_a_run(trained_run, text_file, monkeypatch):
-    """And a run from other weights resumes exactly, also when these are gone."""
+    """A run that began with other weights resumes exactly, even if those weights are deleted."""
     text_file.write_text("The moon is ~ and ß, so am I. " * 60, "utf-8")
     shutil.copytree(trained_run, "base")
     Path("preset.toml").write_text("block_size = 8")
@@ -531,7 +531,7 @@ def test_the_saved_config_repeats_a_run(trained_run, text_file, monkeypatch):
     with monkeypatch.context() as patch:
         at_steps(patch, [5], lambda _: os.kill(os.getpid(), signal.SIGINT))
         assert train.main([*flags, "stopped"]) == 130
-    for _ in range(3):  # mostly in the same second
+    for _ in range(3):  # most of them start in the same second
         assert train.main(["whole/config.toml"]) == 0
     shutil.rmtree("base")
     assert train.main(["--resume", "stopped"]) == 0
@@ -557,18 +557,18 @@ def test_a_finished_run_completes_missing_files_and_goes_on(tiny, monkeypatch, c
     assert tiny("--max_iters=25 --eval_interval=10 --out_dir=run") == 0
     before = checkpoint.load("run/last.pt").model
     Path("run/summary.json").unlink()
-    Path("runs").write_text("a file in the place of new runs")  # which a resumed run does not need
+    Path("runs").write_text("a file in the place of new runs")  # a resume needs no folder runs
     capsys.readouterr()
     for flags in ([], ["--max_iters=40"]):
         assert equal(checkpoint.load("run/last.pt").model, before)
-        clock.now = 0.0  # of another process
+        clock.now = 0.0  # the clock of another process
         assert train.main(["--resume", "run", *flags]) == 0
         output = capsys.readouterr().out
-        assert "step     25" not in output  # it was evaluated before
+        assert "step     25" not in output  # step 25 was evaluated before
         assert summary(Path("run"))["step"] == (40 if flags else 25)
     assert checkpoint.load("run/last.pt").config["max_iters"] == 40
     steps = [step for step, _ in curve(Path("run"), "val")]
-    assert steps == [0, 10, 20, 25, 30, 40]  # 25: the end
+    assert steps == [0, 10, 20, 25, 30, 40]  # 25: the end of the first command
     assert summary(Path("run"))["seconds"] == 40 * 3
     assert summary(Path("run"))["chars_per_second"] == pytest.approx(4 * 16 / 3)
 
@@ -597,7 +597,7 @@ def test_a_resume_with_nothing_to_do_names_the_limit(
 
 
 def test_max_iters_replaces_the_limit_of_a_run_with_minutes(tiny, monkeypatch, capsys):
-    """Also where a resume has given the minutes. With both, both hold."""
+    """It also replaces the minutes of an earlier resume. If a command has both, both are limits."""
     Path("empty.toml").touch()
     Clock(monkeypatch, step_seconds=3, eval_seconds=1)
     assert tiny("--minutes=0.5 --out_dir=run", "empty.toml") == 0
@@ -622,12 +622,12 @@ def test_times_are_measured_and_decide_when_to_save(tiny, monkeypatch, capsys):
     monkeypatch.setattr("model.run.run.SAVE_SECONDS", 600)
     after_each_save(monkeypatch, lambda path: saved.append(checkpoint.load(path)))
     assert tiny("--max_iters=20 --eval_interval=10 --out_dir=run") == 0
-    # After evaluations, and after more than SAVE_SECONDS
+    # The run saves after each evaluation, and when more than SAVE_SECONDS have passed.
     assert [state.step for state in saved] == [0, 7, 10, 17, 20]
     assert [state.eval_seconds for state in saved] == [7, 7, 7, 7, 7]
     state = checkpoint.load("run/last.pt")
     assert clock.now == state.seconds == 2000 + 3 * 7
-    assert state.chars_per_second == 4 * 16 / 100  # evaluations left out
+    assert state.chars_per_second == 4 * 16 / 100  # evaluations do not count
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step ")]
     assert lines[0].endswith("  7 s") and "  34 min  best so far" in lines[4]
     assert lines[1] == "step      7  saved  12 min, 22 min left"
@@ -636,7 +636,7 @@ def test_times_are_measured_and_decide_when_to_save(tiny, monkeypatch, capsys):
 
 
 def test_minutes_end_a_run_by_the_clock(tiny, monkeypatch):
-    """Also after a kill. The learning rate follows the time."""
+    """A killed and resumed run ends on time, too. The learning rate follows the clock."""
     clock = Clock(monkeypatch, step_seconds=1, eval_seconds=2)
 
     def compile(network, **_):
@@ -644,7 +644,7 @@ def test_minutes_end_a_run_by_the_clock(tiny, monkeypatch):
         return network
 
     monkeypatch.setattr(torch, "compile", compile)
-    Path("empty.toml").touch()  # without the recipe, which measures the speed
+    Path("empty.toml").touch()  # a preset replaces the recipe, which would measure the speed
     with monkeypatch.context() as patch:
         at_steps(patch, [20, 45], lambda _: shutil.copytree("run", f"killed{clock.now:.0f}"))
         flags = "--minutes=2 --max_iters=400 --eval_interval=40 --warmup_iters=0 --log_interval=1"
@@ -671,7 +671,7 @@ def test_minutes_end_a_run_by_the_clock(tiny, monkeypatch):
 
 @pytest.mark.parametrize("interval", [13, 26, 33, 38])
 def test_minutes_are_used_whenever_evaluations_are_due(tiny, monkeypatch, interval):
-    """Also if one of them is due so late that no step would follow it."""
+    """An evaluation may be due so late that no time is left for a step after it."""
     Path("empty.toml").touch()
     clock = Clock(monkeypatch, step_seconds=1, eval_seconds=10)
     flags = f"--minutes=1 --max_iters=400 --eval_interval={interval} --out_dir=run"
@@ -680,7 +680,7 @@ def test_minutes_are_used_whenever_evaluations_are_due(tiny, monkeypatch, interv
 
 
 def test_without_minutes_nothing_depends_on_the_clock(tiny, monkeypatch):
-    """Nor with more minutes than the steps take."""
+    """With more minutes than the steps take, nothing depends on the clock, either."""
     Path("empty.toml").touch()
     runs = (("fast", 1, 2, 0), ("slow", 1000, 50, 0), ("limited", 1, 2, 9))
     for name, step_seconds, eval_seconds, minutes in runs:
@@ -715,7 +715,7 @@ def test_the_recipe_gets_the_measured_speed_and_the_time_left(text_file, monkeyp
 
 
 def test_the_recipe_is_the_same_for_every_split(text_file):
-    """Although the training text is a little longer or shorter: a flag changes only itself."""
+    """A split makes the training text a little longer or shorter, but changes no other setting."""
     text_file.write_text(LINES * 30)
     machine, chosen = Machine(torch.device("cpu"), torch.float32), []
     for split in ("end", "spread"):
@@ -729,10 +729,10 @@ def test_the_recipe_is_the_same_for_every_split(text_file):
 
 @pytest.mark.parametrize("eval_seconds", [0.5, 29, 35, 59])
 def test_minutes_make_at_least_one_step(tiny, monkeypatch, eval_seconds):
-    """If two evaluations do not fit in, exactly one: it ends late by less than an evaluation."""
+    """If two evaluations do not fit, a run makes one step, late by less than an evaluation."""
     Path("empty.toml").touch()
     clock = Clock(monkeypatch, step_seconds=1, eval_seconds=eval_seconds)
-    clock.now = 1e6  # since the start of this process, in which there may be several runs
+    clock.now = 1e6  # this process may have made other runs before
     assert tiny("--minutes=1 --max_iters=1000000 --out_dir=run", "empty.toml") == 0
     result = summary(Path("run"))
     assert (result["step"] == 1) == (eval_seconds > 30)
@@ -740,7 +740,7 @@ def test_minutes_make_at_least_one_step(tiny, monkeypatch, eval_seconds):
 
 
 def test_the_learning_rate_never_rises_because_an_evaluation_takes_longer(tiny, monkeypatch):
-    """Than those before it: the next ones, shorter again, leave more time."""
+    """The evaluations after it are shorter and leave more time, so progress could fall."""
     Path("empty.toml").touch()
     clock = Clock(monkeypatch, step_seconds=1, eval_seconds=1)
     at_steps(monkeypatch, [4], lambda _: setattr(clock, "eval_seconds", 15))
@@ -759,7 +759,7 @@ def test_the_run_directory_may_begin_with_the_home_directory(tiny, monkeypatch):
 
 
 def test_a_resumed_run_refuses_another_text(tiny, text_file, monkeypatch, capsys):
-    """--data only says where the same text lies now."""
+    """--data may only say where the same text is now."""
     at_steps(monkeypatch, [11], lambda _: shutil.copytree("whole", "run"))
     assert tiny(f"{STEPS} --out_dir=whole") == 0
     text = text_file.read_text()
@@ -767,7 +767,7 @@ def test_a_resumed_run_refuses_another_text(tiny, text_file, monkeypatch, capsys
     Path("other.txt").write_text(f"{text}, with characters it has never seen: ÄÖÜ")
     for flags in ([], ["--data", str(text_file)], ["--data", "other.txt"]):
         assert train.main(["--resume", "run", *flags]) == 2
-        message = "is not the text of this run. Start a new run: with --init_from .* without"
+        message = "is not the text of this run. Start a new run, with --init_from .* without"
         assert re.search(message, capsys.readouterr().err)
     Path("moved.txt").write_text(text)
     assert train.main(["--resume", "run", "--data", "moved.txt"]) == 0
@@ -776,7 +776,7 @@ def test_a_resumed_run_refuses_another_text(tiny, text_file, monkeypatch, capsys
 
 
 def test_a_setting_that_the_code_lacks_is_refused_by_name(trained_run, capsys):
-    """A resumed run would go on without it. Its weights can be used."""
+    """A resumed run would go on without the setting. sample.py can still use the weights."""
     shutil.copytree(trained_run, "run")
     saved = checkpoint.load("run/last.pt")
     saved.config["renamed"] = 3
@@ -787,7 +787,7 @@ def test_a_setting_that_the_code_lacks_is_refused_by_name(trained_run, capsys):
 
 
 def test_a_run_is_resumed_from_another_folder(tiny, text_file, monkeypatch):
-    """--data and --init_from may be relative paths, and begin with ~."""
+    """--data and --init_from may be relative paths or begin with ~."""
     monkeypatch.setenv("HOME", str(Path.cwd()))
     assert tiny("--max_iters=1 --out_dir=base") == 0
     flags = "--max_iters=1 --batch_size=4 --device=cpu --compile=off --init_from=base"
@@ -801,7 +801,7 @@ def test_a_run_is_resumed_from_another_folder(tiny, text_file, monkeypatch):
 
 
 def test_a_worse_model_never_replaces_best_pt(tiny, monkeypatch):
-    """Also if the run was killed between best.pt and last.pt, and goes on in another way."""
+    """The run is killed after best.pt and before last.pt, and goes on with other settings."""
     replace, best = Path.replace, Path("run/best.pt")
 
     def replace_or_kill(source, path):
@@ -820,7 +820,7 @@ def test_a_worse_model_never_replaces_best_pt(tiny, monkeypatch):
 
 
 def test_a_run_leaves_python_as_it_was(tiny):
-    """As in a notebook."""
+    """In a notebook, Python goes on after the run."""
 
     def state():
         return [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
@@ -835,12 +835,12 @@ WORDS = np.random.default_rng(0).integers(97, 117, (300, 6), np.uint8)
 
 @pytest.mark.parametrize(("network", "bound"), [("quill", 2.2), ("gpt", 2.33)])
 def test_the_default_settings_learn(network, bound):
-    """In 24 steps. With a fifth of the learning rate, the losses are 2.48 and 2.45."""
+    """24 steps are enough. With a fifth of the learning rate, the losses are 2.48 and 2.45."""
     rng = np.random.default_rng(0)
     words = [bytes(word[: 2 + i % 5]).decode() for i, word in enumerate(WORDS)]
     shares = 1 / np.arange(1, 301)
     Path("text.txt").write_text(" ".join(rng.choice(words, 20_000, p=shares / shares.sum())))
-    Path("empty.toml").touch()  # the defaults, which are the recipe for Tiny Shakespeare
+    Path("empty.toml").touch()  # an empty preset keeps the defaults
     flags = f"empty.toml --data text.txt --val_fraction 0.02 --network {network} --max_iters 24"
     assert train.main([*flags.split(), "--dtype=float32", "--device=cpu", "--out_dir=run"]) == 0
     assert summary(Path("run"))["val_loss"] < bound

@@ -1,1 +1,1 @@
-"""What a person looks at: the attention page, TensorBoard's maps."""
+"""The attention page, and TensorBoard's images of attention."""

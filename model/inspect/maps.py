@@ -1,4 +1,4 @@
-"""Images of attention for TensorBoard.
+"""Images of attention weights for TensorBoard.
 
 Shapes: T characters (queries and keys).
 """
@@ -9,16 +9,16 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont, ImageOps  # TensorBoard installs Pillow
 from torch import Tensor
 
-CELL = 10  # pixels of one weight
+CELL = 10  # width and height of one weight, in pixels
 BACKGROUND = "#eeeeee"
-MAP_CHARS = 32  # so that TensorBoard shows the labels in their size
+MAP_CHARS = 32  # so few that TensorBoard shows the labels in full size
 
 
 def draw_weights(weights_TT: Tensor, text: str) -> np.ndarray:
-    """An RGB image of what one head looks at: rows are queries, columns are keys.
+    """Return an RGB image of the weights of one head. Rows are queries, columns are keys.
 
-    The T characters of `text` stand at both axes. White is 0, dark blue 1; the root makes small
-    weights visible.
+    The T characters of `text` stand at both axes. White is a weight of 0, dark blue a weight of 1.
+    The image shows the square roots, because they make small weights visible.
     """
     T = len(text)
     shades_TT = (weights_TT.clamp(0, 1).sqrt() * 255).byte().numpy()
@@ -33,7 +33,7 @@ def draw_weights(weights_TT: Tensor, text: str) -> np.ndarray:
 
 @lru_cache(maxsize=10_000)
 def draw_label(character: str, width: int, height: int) -> Image.Image:
-    """Return an image of a character. Pillow's own font has ASCII and a few other signs."""
+    """Return an image of a character. Pillow's own font has ASCII and a few other characters."""
     font = ImageFont.load_default(CELL)
     label = {"\n": "\\n", "\t": "\\t"}.get(character, character)
     image = Image.new("RGB", (width, height), BACKGROUND)

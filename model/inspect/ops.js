@@ -1,19 +1,20 @@
-/* Repeats the operations of a network that trace.py recorded. Knows PyTorch's operations, no network.
+/* Repeats the operations that trace.py has recorded. This file knows PyTorch's operations, but no network.
 
-A tensor is { data, offset, shape, strides, row }: a view of a buffer, as in PyTorch. `row` is the dimension that is the
-text. Of it, rows from .. to - 1 of an output are computed: the others are as in the last run. Without it, all. */
+A tensor is { data, offset, shape, strides, row }: a view of a buffer, as in PyTorch. `row` is the dimension that has a
+row for each character. An operation computes only rows from .. to - 1 of its output, because the other rows are as in
+the last run. Without `row`, the operation computes the whole output. */
 let from = 0, to = 0;
 
 const wrap = (x, dim) => dim < 0 ? dim + x.shape.length : dim;
 const scalar = (x) => ({ data: [Number(x)], offset: 0, shape: [], strides: [] });
-/* Elements start .. end - 1 of a dimension. */
+/* Returns elements start .. end - 1 of a dimension. */
 function part(x, dim, start, end) {
   return { ...x, row: null, offset: x.offset + start * x.strides[dim], shape: x.shape.with(dim, end - start) };
 }
 
-/* Calls visit(offsets, steps, count) for each line along the last dimension: where it begins in out and in each input,
-how far its elements lie apart, and how many there are. Inputs are broadcast. An output whose stride is 0 in a dimension
-collects all of it. */
+/* Calls visit(offsets, steps, count) for each line along the last dimension. `offsets` says where the line begins in
+out and in each input, `steps` how far apart its elements are, and `count` how many there are. Inputs are broadcast. If
+out has stride 0 in a dimension, all elements along this dimension go to one place of out. */
 function lines(out, inputs, visit) {
   const shape = out.shape.length ? out.shape : [1], last = shape.length - 1;
   const start = shape.map((_, d) => d === out.row ? from : 0), end = shape.map((size, d) => d === out.row ? to : size);
@@ -29,7 +30,7 @@ function lines(out, inputs, visit) {
   walk(0, [out, ...inputs].map((x) => x.offset));
 }
 
-/* out = f(a, b, c, out) for each element; a, b and c are tensors or numbers. */
+/* Computes out = f(a, b, c, out) for each element. a, b and c are tensors or numbers. */
 function pointwise(out, f, ...inputs) {
   const all = [0, 1, 2].map((i) => typeof inputs[i] === "object" ? inputs[i] : scalar(inputs[i] ?? 0));
   const O = out.data, [A, B, C] = all.map((x) => x.data);
@@ -48,18 +49,19 @@ function along(out, x, dim, visit) {
   });
 }
 
-/* Each element is f(the one before, that of x). */
+/* Makes an operation in which each element of out is f(the previous element of out, the element of x). */
 const scan = (f) => (out, x, dim) => along(out, x, dim, (o, a, n, so, sa) => {
   for (let i = 0, last = null; i < n; i++) out.data[o + i * so] = last = i ? f(last, x.data[a + i * sa]) : x.data[a];
 });
 
-/* In order, the numbers of x, or their places. */
+/* Makes an operation that sorts the numbers of x. If isPlace is true, it writes their old places instead. */
 const sort = (isPlace) => (out, x, dim, descends) => along(out, x, dim, (o, a, n, so, sa) => {
   const value = (i) => x.data[a + i * sa], order = [...Array(n).keys()].sort((i, j) => value(i) - value(j));
   (descends ? order.reverse() : order).forEach((p, i) => out.data[o + i * so] = isPlace ? p : value(p));
 });
 
-/* out = f(x, out) over the dimensions `dims`, which out lacks, or has with size 1. */
+/* Makes an operation that combines the numbers of x over the dimensions `dims`: out = f(out, x), at first `start`. In
+out, these dimensions are missing or have size 1. */
 const reduce = (start, f) => (out, x, dims, keepsDims) => {
   const all = x.shape.map((_, d) => d), gone = dims?.length ? dims.map((d) => wrap(x, d)) : all;
   const rest = all.filter((d) => !gone.includes(d)), strides = all.map(() => 0);
@@ -69,7 +71,7 @@ const reduce = (start, f) => (out, x, dims, keepsDims) => {
   pointwise({ ...out, shape: x.shape, strides, row }, (a, b, c, sum) => f(sum, a), x);
 };
 
-/* A matrix whose lines lie in one piece. */
+/* Returns the same matrix with the elements of each row side by side in memory. */
 function packed(x) {
   if (x.strides[1] === 1) return x;
   const { shape } = x, out = { data: new Float32Array(shape[0] * shape[1]), offset: 0, shape, strides: [shape[1], 1] };
@@ -79,15 +81,15 @@ function packed(x) {
 
 const transposed = (x) => ({ ...x, shape: x.shape.toReversed(), strides: x.strides.toReversed() });
 
-/* The product of two matrices, four rows by two columns at a time: eight sums fit into the registers. */
+/* Computes a product of matrices, four rows by two columns at a time, because eight sums fit into the registers. */
 function multiply(out, a, b) {
   if (out.row === 0) return multiply(part(out, 0, from, to), part(a, 0, from, to), b);
   if (out.row === 1) return multiply(part(out, 1, from, to), a, part(b, 1, from, to));
   const [M, N] = out.shape, K = a.shape[1], C = out.data, [sm, sn] = out.strides;
-  if (M < 3 && N > 3) return multiply(...[out, b, a].map(transposed)); // one new row
+  if (M < 3 && N > 3) return multiply(...[out, b, a].map(transposed)); // there is one new row
   const x = packed(a), y = packed(transposed(b)), A = x.data, B = y.data;
   for (let m = 0; m < M; m += 4) {
-    const [m1, m2, m3] = [1, 2, 3].map((i) => Math.min(m + i, M - 1)); // at the edge, some are computed again
+    const [m1, m2, m3] = [1, 2, 3].map((i) => Math.min(m + i, M - 1)); // at the edge, some rows are computed twice
     const [a0, a1, a2, a3] = [m, m1, m2, m3].map((i) => x.offset + i * x.strides[0]);
     for (let n = 0; n < N; n += 2) {
       const n1 = Math.min(n + 1, N - 1), b0 = y.offset + n * y.strides[0], b1 = y.offset + n1 * y.strides[0];
@@ -104,7 +106,7 @@ function multiply(out, a, b) {
   }
 }
 
-/* The error function, to 1.5e-7 (Abramowitz and Stegun, 7.1.26). */
+/* Returns the error function of x, with an error up to 1.5e-7 (Abramowitz and Stegun, 7.1.26). */
 function erf(x) {
   const t = 1 / (1 + 0.3275911 * Math.abs(x)), sum = (a, b) => (a + b) * t;
   const series = [1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592].reduce(sum, 0);
@@ -114,9 +116,9 @@ function erf(x) {
 const one = (f) => (out, x) => pointwise(out, f, x);
 const two = (f) => (out, x, y) => pointwise(out, f, x, y);
 
-/* PyTorch's operations, by their names in aten: output, then the arguments in the order of PyTorch's schema, without
-dtype and device. A new one goes here and into KNOWN in trace.py. PyTorch itself breaks up others (softmax, layer_norm,
-mean, GELU, stack, ...) into these. */
+/* PyTorch's operations, by their names in aten (PyTorch's library of operations). Each takes the output, then PyTorch's
+arguments in their order, without dtype and device. To add an operation, write it here and add its name to NAMES in
+trace.py. PyTorch itself breaks up other operations (softmax, layer_norm, mean, GELU, stack, ...) into these. */
 const OPS = {
   mm: multiply,
   bmm: (out, a, b) => {
@@ -127,7 +129,7 @@ const OPS = {
       multiply({ ...matrix(out), row }, matrix(a), matrix(b));
     }
   },
-  embedding: (out, table, ids) => { // a row of the table, spread over the last dimension of out
+  embedding: (out, table, ids) => { // the last dimension of out takes a row of the table
     const [row, column] = table.strides, C = table.shape[1];
     const spread = { ...ids, shape: [...ids.shape, C], strides: [...ids.strides, 0] };
     lines(out, [spread], ([o, i], [step]) => {
@@ -177,7 +179,8 @@ const OPS = {
   bitwise_not: one((a) => ~a), neg: one((a) => -a), abs: one(Math.abs), sign: one(Math.sign), sqrt: one(Math.sqrt),
   reciprocal: one((a) => 1 / a), rsqrt: one((a) => 1 / Math.sqrt(a)), sin: one(Math.sin), cos: one(Math.cos),
   exp: one(Math.exp), expm1: one(Math.expm1), log: one(Math.log), log1p: one(Math.log1p), floor: one(Math.floor),
-  ceil: one(Math.ceil), trunc: one(Math.trunc), // the middle between two integers is rounded to the even one
+  ceil: one(Math.ceil), trunc: one(Math.trunc),
+  // A number in the middle between two integers is rounded to the even one.
   round: one((a) => Math.round(a) - (Math.abs(a % 1) === 0.5 ? Math.abs(Math.round(a) % 2) : 0)),
   relu: one((a) => Math.max(a, 0)), sigmoid: one((a) => 1 / (1 + Math.exp(-a))), tanh: one(Math.tanh), erf: one(erf),
 };

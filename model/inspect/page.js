@@ -1,6 +1,7 @@
-/* The attention page: the network of a plan (trace.py), a text that it reads and continues, and what a person sees. */
+/* The attention page: a network made from a plan (trace.py), a text that it reads and continues, and the display. */
 
-/* run(ids) computes the outputs of the network: `lens`, logits, and `calls` (of each attention q, k, v, weights). */
+/* Returns the network of a plan. Its run(ids) computes the outputs: `lens`, the logits before the first and after each
+block, and `calls`, with q, k, v and weights of each attention. */
 function makeNetwork(plan, constants) {
   const makeBuffer = ([size, isFloat]) => isFloat ? new Float32Array(size) : new Float64Array(size);
   const buffers = plan.sizes.map((size) => size ? makeBuffer(size) : constants.shift());
@@ -11,10 +12,10 @@ function makeNetwork(plan, constants) {
   return {
     T, lens, calls, blocks: plan.blocks,
     known: [], // the ids of the last run
-    isWhole: false, // it computes all rows in each run
-    off: [], // [attention, head] of each that is switched off
+    isWhole: false, // whether each run computes all rows
+    off: [], // [attention, head] of each head that is switched off
 
-    /* How many ids are the same as in the last run, so that their rows need not be computed again. */
+    /* Returns how many ids at the start are the same as in the last run. Their rows need not be computed again. */
     same(ids) {
       const changed = ids.findIndex((id, t) => id !== this.known[t]);
       return this.isWhole ? 0 : changed < 0 ? ids.length : changed;
@@ -30,7 +31,7 @@ function makeNetwork(plan, constants) {
       });
     },
 
-    /* Switches these heads off: their weights are 0 for all that reads them. */
+    /* Switches these heads off, and all others on. The weights of a head that is off become 0. */
     setOff(off) {
       if (String(off) !== String(this.off)) this.known = [];
       this.off = off;
@@ -38,7 +39,8 @@ function makeNetwork(plan, constants) {
   };
 }
 
-/* The vector of character t in a tensor of shape 1, T, C, or of head h of H in one of shape 1, H or fewer, T, D. */
+/* Returns the vector of character t in a tensor of shape 1, T, C, or its vector in head h if the shape is 1, H, T, D.
+If the tensor has fewer than H heads, several heads share one of them. */
 function vectorOf(x, t, h = 0, H = 1, length = x.shape.at(-1)) {
   const [sh, st, sc] = x.strides.slice(-3), shared = x.shape.length < 4 ? 0 : Math.floor(h * x.shape[1] / H);
   const start = x.offset + shared * sh + t * st;
@@ -53,20 +55,20 @@ function softmax(xs) {
   return powers.map((x) => x / sum);
 }
 
-/* A number in [0, 1) that depends on the seed and the position only: stopping changes nothing. */
+/* Returns a random number in [0, 1). It depends only on the seed and the position, so stopping changes nothing. */
 function uniform(seed, position) {
   let x = Math.imul(seed + 1, 0x9e3779b1) ^ Math.imul(position + 1, 0x85ebca6b);
   for (const factor of [0x7feb352d, 0x846ca68b]) x = Math.imul(x ^ x >>> 16, factor);
   return ((x ^ x >>> 16) >>> 0) / 2 ** 32;
 }
 
-/* The text: all `ids`, of which the network reads those from `first` on, `shown`. */
+/* Returns a text. `ids` are all its characters. The network reads `shown`, which are the ids from `first` on. */
 function makeText(net) {
   return {
-    ids: [], first: 0, shown: [], surprises: [], // in nats; 0 of the first one
+    ids: [], first: 0, shown: [], surprises: [], // surprises in nats; the first is 0
 
-    /* Computes a text. One longer than T is cut at the front, by half of T at once: what remains need not be computed
-    anew for each character that is written. */
+    /* Computes a text. A text longer than T is cut at the front, by half of T characters at once. So while the model
+    writes, it computes the earlier characters again only after each half of T characters. */
     read(ids) {
       const half = Math.ceil(net.T / 2), first = Math.ceil(Math.max(0, ids.length - net.T) / half) * half;
       Object.assign(this, { ids, first, shown: ids.slice(first) });
@@ -76,29 +78,29 @@ function makeText(net) {
       for (let t = start; t < shown.length; t++) surprises[t] = t ? -Math.log(this.probabilities(t - 1)[shown[t]]) : 0;
     },
 
-    /* Whether the network computes what it computed in PyTorch, for the texts of page.py. If it does not by rows, as
-    where a later character changes an earlier row, it computes all of them in each run from now on. */
+    /* Returns whether the network computes the same losses as in PyTorch, for the texts that page.py chose. First it
+    computes only new rows. This fails if a later character changes an earlier row. Then each run computes all rows. */
     check(probe) {
       return [false, true].some((isWhole) => {
         [net.isWhole, net.known] = [isWhole, []];
         return probe.every(([ids, expected]) => {
           this.read(ids);
-          const rounded = (nats) => Math.min(nats ?? Infinity, 99); // beyond that, the probability is 0
+          const rounded = (nats) => Math.min(nats ?? Infinity, 99); // above 99 nats, the probability is nearly 0
           return expected.every((x, t) => Math.abs(rounded(this.surprises[t + 1]) - rounded(x)) < 1e-3);
         });
       });
     },
 
-    /* Of the character after t; by the lens after part r of the network. */
+    /* Returns the probabilities of the character after t, from the logits lens[r], by default the network's own. */
     probabilities: (t, r = net.lens.length - 1) => softmax(vectorOf(net.lens[r], t)),
 
-    /* How much character t looks at the characters 0 .. t, in attention l and its head h. */
+    /* Returns how much character t looks at characters 0 .. t, in head h of attention l. */
     weights: (l, h, t) => vectorOf(net.calls[l][3], t, h, net.calls[l][3].shape[1], t + 1),
 
-    /* The query of character t, and the key or value of character s, in head h of attention l. */
+    /* Returns the query (i = 0), key (1) or value (2) of character t, in head h of attention l. */
     part: (l, h, i, t) => vectorOf(net.calls[l][i], t, h, net.calls[l][3].shape[1]),
 
-    /* Whether the weights of a head are softmax(Q Kᵀ / √d), in some rows. */
+    /* Returns whether the weights of a head are softmax(Q Kᵀ / √d), by a check of three rows. */
     isTextbook(l, h) {
       return [0.4, 0.7, 1].every((share) => {
         const t = Math.ceil(share * (net.known.length - 1)), w = this.weights(l, h, t), q = this.part(l, h, 0, t);
@@ -107,7 +109,7 @@ function makeText(net) {
       });
     },
 
-    /* The next id, chosen as sample.py does, with other random numbers. */
+    /* Returns the next id. It is chosen as in sample.py, but with other random numbers. */
     next(temperature, seed) {
       const logits = vectorOf(net.lens.at(-1), this.shown.length - 1), likeliest = logits.indexOf(Math.max(...logits));
       const probs = softmax(logits.map((x) => x / (temperature || 1)));
@@ -121,12 +123,12 @@ function makeText(net) {
 /* What a person sees and does. */
 
 const element = (id) => document.getElementById(id);
-const LARGEST = 5, SHOWN = 4; // so many weights, characters, and numbers of a vector are listed
-const PAUSE = 300, LARGE = 3e6; // milliseconds without typing; numbers of a model that takes seconds for a text
-let vocab, ids, isLarge, net, text, chars = []; // ids: of the characters; chars: those that are shown
+const LARGEST = 5, SHOWN = 4; // the page lists 5 weights, 5 next characters, and 4 numbers of a vector
+const PAUSE = 300, LARGE = 3e6; // ms to wait after typing; a model with more numbers takes seconds for a text
+let vocab, ids, isLarge, net, text, chars = []; // ids: the id of each character; chars: the shown characters
 let chosen = 0, block = 0, head = 0; // block: the number of an attention in net.calls
-let off = [], allHeads = null; // [block, head] of each head that is off; the surprises with all heads, meanwhile
-let writing = null, waiting = null, nextShow = 0, warning = ""; // timers of the next character and of an edit
+let off = [], allHeads = null; // off: [block, head] of each head that is off; allHeads: the surprises with all heads
+let writing = null, waiting = null, nextShow = 0, warning = ""; // timers of the next character and of a waiting edit
 
 function make(tag, content = "", parent = null, properties = {}) {
   const node = Object.assign(document.createElement(tag), properties);
@@ -135,10 +137,10 @@ function make(tag, content = "", parent = null, properties = {}) {
   return node;
 }
 
-const fill = (id, rows) => // a table with rows of cells
+const fill = (id, rows) => // fills a table with rows of cells
   element(id).tBodies[0].replaceChildren(...rows.map((cells) => make("tr", cells.map((cell) => make("td", cell)))));
 
-/* Characters without a picture of their own get one. */
+/* Characters that one cannot see get a sign. */
 const NAMED = { " ": "␣", "\n": "↵", "\t": "⇥", "\x7f": "␡" };
 function visible(c) {
   const code = c.codePointAt(0);
@@ -149,7 +151,7 @@ function visible(c) {
 const quoted = (c) => "‘\u2068" + visible(c) + "\u2069’"; // isolated, so that right-to-left letters keep the order
 const fixed = (x, digits = 3) => (x || 0).toFixed(digits).replace("-", "−").replace("Infinity", "∞");
 const shownProb = (p) => p < 0.001 ? p.toLocaleString("en", { maximumSignificantDigits: 2 }) : fixed(p);
-/* The first numbers of a vector. */
+/* Returns the first numbers of a vector, as an element of the page. */
 const shownVector = (xs) =>
   make("code", `(${xs.slice(0, SHOWN).map((x) => fixed(x, 2)).join(", ")}${xs.length > SHOWN ? ", …" : ""})`);
 const toIds = (typed) => [...typed].filter((c) => ids.has(c)).map((c) => ids.get(c));
@@ -173,7 +175,7 @@ function fromHalf(bits) {
   return sign * size;
 }
 
-/* Computes a text, and shows it with its character t. */
+/* Computes a text and shows it. Chooses its character t. */
 function update(newIds, t) {
   if (!newIds.length) newIds = [ids.get("\n") ?? 0];
   allHeads = null;
@@ -187,12 +189,12 @@ function update(newIds, t) {
   show(t);
 }
 
-/* While it writes, this takes a tenth of the time. */
+/* Shows the text and chooses its character t. While the model writes, this takes about a tenth of the time. */
 function show(t) {
   const start = performance.now(), box = element("text");
   chars = text.shown.map((id) => vocab[id]);
   element("note").textContent = warning + (text.first ? ` The page gives the model at most ${net.T} characters at ` +
-    `once. Here it sees the last ${chars.length} of ${text.ids.length}.` : "");
+    `once. Here, the model sees the last ${chars.length} of ${text.ids.length}.` : "");
   while (box.children.length > chars.length) box.lastChild.remove();
   chars.forEach((c, t) => {
     const span = box.children[t] ?? make("span", "", box);
@@ -206,7 +208,7 @@ function show(t) {
 }
 
 function showSurprise() {
-  // A surprise is infinite where the model holds a character for impossible.
+  // A surprise is infinite if the model gave the character the probability 0.
   const orange = text.surprises.map((nats, t) => nats === allHeads?.[t] ? 0 : nats - (allHeads?.[t] ?? 0));
   const largest = Math.max(...orange.filter(Number.isFinite), allHeads ? 0.1 : 1);
   const loss = fixed(mean(text.surprises.slice(1))), names = off.map((of) => headName(...of));
@@ -215,13 +217,13 @@ function showSurprise() {
     element("text").children[t].style.borderBottomColor = `rgb(var(--surprise) / ${share})`;
   });
   element("orange").textContent = (allHeads ? "how much more a character surprised the model than with all heads"
-    : `how much a character surprised the model (0 nats = certain, ${fixed(Math.log(vocab.length), 1)} = guessing ` +
-      `among ${vocab.length})`) + `: the stronger, the more, 0 to ${fixed(largest, 1)} nats`;
+    : `how much a character surprised the model (0 nats: certain, ${fixed(Math.log(vocab.length), 1)} nats: a guess ` +
+      `among ${vocab.length} characters)`) + `. The strongest line means ${fixed(largest, 1)} nats`;
   element("loss").textContent = chars.length < 2 ? ""
     : !allHeads ? `The loss of this text, its mean surprise, is ${loss}${names.length ? " without some heads" : ""}.`
-    : orange.every((nats) => nats === 0) ? "Nothing changes: the network does not use the weights that it recorded."
-    : `The loss of this text: ${fixed(mean(allHeads.slice(1)))} with all heads, ${loss} without ` +
-      `${names.join(" and ")}. The orange lines show where it got worse.`;
+    : orange.every((nats) => nats === 0) ? "Nothing changes, because the network does not use the recorded weights."
+    : `The loss of this text is ${fixed(mean(allHeads.slice(1)))} with all heads, and ${loss} without ` +
+      `${names.join(" and ")}. The orange lines show where the predictions got worse.`;
 }
 
 function write() {
@@ -233,21 +235,22 @@ function write() {
   writing = setTimeout(write);
 }
 
-/* Starts to write, or stops. */
+/* Starts or stops the writing. */
 function setWriting(on) {
   clearTimeout(writing);
   writing = on ? setTimeout(write) : null;
   allHeads = null;
-  element("write").textContent = on ? "Stop" : "Write on";
+  element("write").textContent = on ? "Stop" : "Continue";
 }
 
-/* Stops writing, and shows character t. */
+/* Stops the writing and shows character t. */
 function stop(t) {
   setWriting(false);
   later(() => readBox(t));
 }
 
-/* Computes at once, or after `wait` milliseconds instead of what still waits. Says so, if that takes seconds. */
+/* Calls compute() at once or after `wait` milliseconds, instead of a call that still waits. Shows a note for a large
+model, because its computation takes seconds. */
 function later(compute, wait = isLarge ? 50 : 0) {
   clearTimeout(waiting);
   if (!wait) return compute();
@@ -255,21 +258,21 @@ function later(compute, wait = isLarge ? 50 : 0) {
   waiting = setTimeout(compute, wait);
 }
 
-/* Computes the text of the box, and shows its character t, or the one before the cursor. */
+/* Computes the text in the box. Shows its character t, or the character before the cursor. */
 function readBox(t) {
   const box = element("typed"), unknown = [...new Set(box.value)].filter((c) => !ids.has(c)).map(visible).join(" ");
-  warning = unknown && `Left out, since the model does not know them: ${unknown}`;
+  warning = unknown && `The page leaves out characters that the model does not know: ${unknown}`;
   update(toIds(box.value), t ?? toIds(box.value.slice(0, box.selectionStart)).length - 1);
 }
 
-/* A change of the end is shown at once. Another one takes longer, so it waits for a pause in typing. */
+/* Shows a change at the end of the text at once. Any other change takes longer, so it waits for a pause in typing. */
 function onTyped() {
   setWriting(false);
   const newIds = toIds(element("typed").value), isEnd = newIds.every((id, t) => id === (text.ids[t] ?? id));
   later(() => readBox(), isEnd && !off.length && !isLarge ? 0 : PAUSE);
 }
 
-/* Scrolls the text, but not the page, so that the chosen character is in view. */
+/* Chooses character t. Scrolls the text, but not the page, so that it is in view. */
 function choose(t) {
   chosen = Math.max(0, Math.min(chars.length - 1, t));
   const box = element("text"), span = box.children[chosen], top = span.offsetTop;
@@ -281,8 +284,8 @@ function choose(t) {
 function draw(t) {
   const nats = text.surprises[t], looked = "Here the model predicts the next character." + drawHead(t);
   const surprise = `${quoted(chars[t])}, character ${t + 1} of ${chars.length}: ` + (t
-    ? `surprise ${fixed(nats, 2)} nats. The model gave it the probability ${shownProb(Math.exp(-nats))}.`
-    : "the model sees nothing before it, so it is not predicted.");
+    ? `a surprise of ${fixed(nats, 2)} nats. The model gave it the probability ${shownProb(Math.exp(-nats))}.`
+    : "nothing comes before it, so the model does not predict it.");
   element("text").querySelector(".chosen")?.classList.remove("chosen");
   element("text").children[t].classList.add("chosen");
   element("text").setAttribute("aria-valuenow", t + 1);
@@ -293,7 +296,7 @@ function draw(t) {
   drawExpected(t);
 }
 
-/* All that belongs to the chosen head; returns what it looked at. */
+/* Draws all that belongs to the chosen head. Returns a sentence: what it looked at. */
 function drawHead(t) {
   if (!net.calls.length) return "";
   const w = text.weights(block, head, t), largest = Math.max(...w);
@@ -309,7 +312,7 @@ function drawHead(t) {
   return ` For that, ${headName(block, head)} looked most at ${order.slice(0, 3).map(back).join(", ")}.`;
 }
 
-/* The numbers of the largest weights, and the sum of all. */
+/* Fills the table of the largest weights: how each came about, and the sum of all. */
 function drawSteps(t, w, order) {
   const [q, k, v] = [0, 1, 2].map((i) => (s) => text.part(block, head, i, s)), values = w.map((_, s) => v(s));
   const query = q(t), root = Math.sqrt(query.length), sum = (xs) => xs.reduce((a, b) => a + b, 0);
@@ -321,7 +324,7 @@ function drawSteps(t, w, order) {
   element("width").textContent = query.length;
 }
 
-/* The likeliest next characters, also after each block. */
+/* Shows the likeliest next characters, at the end and after each block. */
 function drawExpected(t) {
   const next = chars[t + 1], came = (c) => make("bdi", visible(c), null, { className: c === next ? "came" : "" });
   const likeliest = (probs) => vocab.map((c, id) => [c, probs[id]]).sort((a, b) => b[1] - a[1]);
@@ -335,7 +338,7 @@ function drawExpected(t) {
   }));
 }
 
-/* The whole map of each head, with a line at character t. */
+/* Draws the map of each head, with a line at character t. */
 function drawMaps(t) {
   const style = getComputedStyle(document.documentElement), n = chars.length, thickness = Math.ceil(n / 80);
   const [r, g, b] = style.getPropertyValue("--attention").split(" ").map(Number);
@@ -356,7 +359,7 @@ function drawMaps(t) {
   }
 }
 
-/* A map, which chooses the head, and a box, which switches it off or on. */
+/* Adds a map, which chooses the head, and a checkbox, which switches the head off or on. */
 function makeHead(row, l, h) {
   const cell = make("div", "", row), box = make("input", "", null, { type: "checkbox", checked: true });
   const map = make("button", make("canvas"), cell, { value: `${l} ${h}`, ariaLabel: headName(l, h) });
@@ -407,7 +410,7 @@ async function openPage() {
   block = net.calls.length - 1;
   element("about").textContent = data.about;
   element("typed").value = data.text.map((id) => vocab[id]).join("");
-  if (!text.check(data.probe)) element("alert").textContent = "Warning: this page does not compute the network.";
+  if (!text.check(data.probe)) element("alert").textContent = "Warning: the page computes other numbers than PyTorch.";
   const heads = net.calls.map(([, , , weights]) => [...Array(weights.shape[1]).keys()]);
   net.textbook = heads.map((of, l) => of.map((h) => text.isTextbook(l, h)));
   heads.forEach((of, l) => {

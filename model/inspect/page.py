@@ -1,4 +1,4 @@
-"""The attention page: an HTML file that holds the model, runs it, and shows what each head does."""
+"""The attention page: an HTML file that contains the model, runs it and shows what its heads do."""
 
 import base64
 import copy
@@ -16,17 +16,18 @@ from model.inspect.record import logit_lens, record_attention
 from model.inspect.trace import OPS, Trace
 
 TEMPLATE, SCRIPT = (Path(__file__).with_name(name) for name in ("page.html", "page.js"))
-MAX_PAGE_CHARS = 256  # that the model in the page reads at once
-MAX_TEXT_CHARS = 5000  # in the page's box
-HALF_FROM = 4096  # parameters of so many numbers are rounded to half precision
+MAX_PAGE_CHARS = 256  # the model in the page reads at most this many characters at once
+MAX_TEXT_CHARS = 5000  # the page's text box first shows at most this many characters
+HALF_FROM = 4096  # a parameter with this many numbers or more is rounded to half precision
 
 
 @torch.inference_mode(False)
 @torch.no_grad()
 def attention_page(model: nn.Module, vocab: str, ids: list[int], about: str) -> str:
-    """An HTML page, complete in itself, that computes what `model` does, first for a text.
+    """Return an HTML page that computes what `model` computes. It first shows the text `ids`.
 
-    `model` is in eval mode. Raises AbortError if the page lacks one of its operations.
+    The page needs no other file. `model` must be in eval mode. Raises AbortError if the model uses
+    an operation that the page lacks.
     """
     model = copy.deepcopy(model).cpu().float()
     for parameter in model.parameters():
@@ -43,17 +44,18 @@ def attention_page(model: nn.Module, vocab: str, ids: list[int], about: str) -> 
         "formats": [(len(x), kind) for x, (kind, _) in zip(constants, parts, strict=True)],
         "constants": base64.b64encode(zlib.compress(b"".join(b for _, b in parts), 9)).decode(),
     }
-    # In a script, "<" could begin a tag that ends it.
+    # Inside <script>, a "<" in the data could begin a tag that ends the script.
     content = json.dumps(data, ensure_ascii=False).replace("<", "\\u003c")
     page = TEMPLATE.read_text("utf-8").replace("/*OPS*/", OPS.read_text("utf-8"))
     return page.replace("/*PAGE*/", SCRIPT.read_text("utf-8")).replace("/*DATA*/", content)
 
 
 def trace_model(model: nn.Module) -> tuple[dict[str, Any], list[Tensor]]:
-    """The operations of `model`, with what the page shows of them, and its constants.
+    """Return the plan of `model` (its operations and outputs) and its constants, as `Trace.plan`.
 
-    It reads two texts, one a character shorter. In both, the first dimension of a tensor that is as
-    long as the text has a row for each character; of these, ops.js computes the new ones only.
+    For each operation, this plan also names the dimension of its output that has one row for each
+    character. So ops.js can compute only the rows of new characters. To find the dimension, the
+    model reads a second text that is one character shorter: this makes the dimension shorter.
     """
     T = min(model.config.block_size, model.max_length or MAX_PAGE_CHARS, MAX_PAGE_CHARS)
     (plan, constants), (shorter, _) = trace_text(model, T), trace_text(model, max(1, T - 1))
@@ -69,25 +71,25 @@ def trace_model(model: nn.Module) -> tuple[dict[str, Any], list[Tensor]]:
 
 
 def trace_text(model: nn.Module, length: int) -> tuple[dict[str, Any], list[Tensor]]:
-    """The operations for a text of so many characters."""
+    """Return the plan and the constants of `model` for a text of `length` characters."""
     ids_BT = torch.arange(length)[None] % model.vocab_size
     is_fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)  # one operation for a whole nn.Transformer
+    torch.backends.mha.set_fastpath_enabled(False)  # it fuses an nn.Transformer into one operation
     try:
         with record_attention(model) as recorded, Trace(ids_BT) as trace:
             lens = logit_lens(model, ids_BT)
     finally:
         torch.backends.mha.set_fastpath_enabled(is_fast)
-    # Each part of the lens was a further pass; what it computed again is not needed.
+    # Each part of the lens needed one more pass. Keep only the attention calls of the first pass.
     recorded = recorded[: len(recorded) // (1 + len(lens) if len(lens) > 1 else 1)]
     plan, constants = trace.plan([lens, [list(call) for _, call in recorded]])
     return plan | {"blocks": [block for block, _ in recorded]}, constants
 
 
 def make_probe(model: nn.Module, T: int) -> list[tuple[list[int], list[float | None]]]:
-    """Three texts, and how surprised the model is by each of their characters but the first.
+    """Return three texts, each with the loss of every character after the first, in nats.
 
-    The page computes the same, or says that it does not.
+    The page computes these losses again. If they differ, it shows a warning.
     """
     generator = torch.Generator().manual_seed(0)
     ids_BT = torch.randint(model.vocab_size, (1, T), generator=generator)
@@ -99,7 +101,7 @@ def make_probe(model: nn.Module, T: int) -> list[tuple[list[int], list[float | N
 
 
 def pack(x: Tensor) -> tuple[str, bytes]:
-    """The format and the bytes of a constant: the smallest that changes nothing."""
+    """Return the format and the bytes of a constant, in the smallest format that is exact."""
     for kind in ("half", "float"):
         short = x.to(getattr(torch, kind))
         if torch.equal(short.to(x.dtype), x):

@@ -1,4 +1,4 @@
-"""Records what each attention head of a network looked at, and the logit lens.
+"""Records the attention of a network, and computes its logit lens.
 
 Shapes: B batch, T time (queries), S keys, C channels, H heads of a block, D head width,
 V vocabulary.
@@ -16,10 +16,10 @@ from model.attention import AttentionCall
 
 @contextlib.contextmanager
 def record_attention(model: nn.Module) -> Iterator[list[tuple[int, AttentionCall]]]:
-    """Inside, each attention of one forward pass of `model` is appended to the list.
+    """Yield a list. Inside `with`, a forward pass of `model` appends each attention call to it.
 
-    An item is the number of its block, from 1 on, and what it computed. `attend` computes the
-    equation meanwhile. Attention without a weight for each head and pair of characters is left out.
+    An item is the number of the block, from 1 on, and an AttentionCall. Meanwhile, `attend` uses
+    the equation. Attention without one weight for each head and pair of characters is left out.
     """
     calls, n_blocks, shape = [], 0, None
 
@@ -38,7 +38,7 @@ def record_attention(model: nn.Module) -> Iterator[list[tuple[int, AttentionCall
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(model.register_forward_pre_hook(start))
-        for block in set(model.blocks):  # one may be used several times
+        for block in set(model.blocks):  # a block may be used several times
             stack.enter_context(block.register_forward_hook(collect))
         stack.callback(setattr, attention, "recorded", None)
         attention.recorded = []
@@ -47,10 +47,11 @@ def record_attention(model: nn.Module) -> Iterator[list[tuple[int, AttentionCall
 
 @torch.no_grad()
 def logit_lens(model: nn.Module, ids_BT: Tensor) -> list[Tensor]:
-    """What the head makes of the vectors before the first and after each block: logits_BTV.
+    """Return a list of logits_BTV: before the first block, and after each block.
 
-    As if the blocks that follow were left out (nostalgebraist 2020). If a block's output is not the
-    next one's input, only the logits of the model.
+    At each of these places, the head reads the vectors as if the later blocks were left out
+    (nostalgebraist 2020). If a block's output is not the next block's input, the list contains only
+    the logits of the whole model.
     """
     calls = []
     with contextlib.ExitStack() as hooks:

@@ -1,10 +1,11 @@
-"""What a network computes for a text, as a list of operations that ops.js repeats in a browser.
+"""Records what a network computes, as a list of operations that ops.js repeats in a browser.
 
-Nothing here knows any network: PyTorch itself reports each operation. One that does not depend on
-the text is not recorded, its result is a constant. Nor is one that only makes a view (transpose,
-split, ...): a tensor is written as its buffer, the memory that it shares with other tensors, with
-the offset, shape and strides that PyTorch gave it. An operation in place writes into a copy of the
-buffer; so what was computed stays.
+This works for any network, because PyTorch itself reports each operation. The list leaves out
+operations that do not depend on the text, because their results are constants. It also leaves out
+operations that only make a view, such as transpose or split. A view shares its memory, the
+*buffer*, with another tensor. The list describes each tensor by its buffer, offset, shape and
+strides, so a view needs no operation. An operation in place writes into a copy of the buffer. So
+the buffer keeps its earlier numbers.
 """
 
 import math
@@ -31,11 +32,11 @@ clone _to_copy copy fill where add sub mul div pow remainder maximum minimum bit
 bitwise_xor bitwise_not neg abs sign reciprocal sqrt rsqrt exp expm1 log log1p sin cos floor ceil
 round trunc relu sigmoid tanh erf"""
 KNOWN = COMPARISONS | set(NAMES.split())  # the operations in ops.js
-SETTINGS = {"dtype", "layout", "device", "pin_memory", "memory_format"}  # arguments without effect
+SETTINGS = {"dtype", "layout", "device", "pin_memory", "memory_format"}  # ops.js ignores them
 
 
 def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, *settings: Any) -> Tensor:
-    """A convolution along time, x_BCT to out_BOT, as a matrix product of its windows."""
+    """Compute a convolution along time as a matrix product of its windows. x_BCT to out_BOT."""
     stride, padding, dilation, is_transposed, _, groups = settings
     if is_transposed or x.ndim != 3:
         refuse("compute a convolution other than Conv1d", "convolution")
@@ -47,12 +48,12 @@ def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, *settings: Any) 
 
 
 def var(x: Tensor, dims: list[int], correction: float = 1, **_: Any) -> Tensor:
-    """The variance over some dimensions."""
+    """Compute the variance over some dimensions."""
     n = math.prod(x.size(dim) for dim in dims)
     return (x - x.mean(dims, keepdim=True)).square().sum(dims) / (n - correction)
 
 
-PARTS = {  # of operations that PyTorch does not break up
+PARTS = {  # functions for operations that PyTorch does not break up into simpler ones
     torch.ops.aten.convolution.default: convolution,
     torch.ops.aten.topk.default: lambda x, k, dim=-1, *largest: [
         y.narrow(dim, 0, k) for y in x.sort(dim, *(largest[:1] or [True]))
@@ -62,17 +63,17 @@ PARTS = {  # of operations that PyTorch does not break up
 
 
 def memory(x: Tensor) -> int:
-    """What tells the buffer of a tensor from all others."""
+    """Return a number that identifies the buffer of a tensor: its address."""
     return x.untyped_storage().data_ptr()
 
 
 def whole_buffer(x: Tensor) -> Tensor:
-    """All numbers of the buffer of a tensor."""
+    """Return a flat tensor of all numbers in the buffer of x."""
     return x.new_empty(0).set_(x.untyped_storage())
 
 
 def network_line() -> str:
-    """Which line of a network's file is being computed."""
+    """Return the end of an error message: which line of a network's file is being computed."""
     for frame in reversed(traceback.extract_stack()):
         if Path(frame.filename).parent == networks.FOLDER:
             return f" in line {frame.lineno} of {Path(frame.filename).name}, `{frame.line}`"
@@ -80,19 +81,19 @@ def network_line() -> str:
 
 
 def refuse(problem: str, name: str) -> NoReturn:
-    """Raise AbortError."""
+    """Raise AbortError with the problem, the operation `name` and the line of the network."""
     raise AbortError(f"the page cannot {problem}: {name}{network_line()}.")
 
 
 def exact(name: str, x: Tensor, values: list, inputs: list[Tensor]) -> tuple[str, list]:
-    """The operation for JavaScript, which has one type, float64, where PyTorch has several."""
+    """Return the operation that has the same result in JavaScript, where each number is float64."""
     if any(y.is_complex() for y in (x, *inputs)):
         refuse("compute complex numbers", name)
     if x.is_floating_point() or name in COMPARISONS:
         return name, values
     if any(y.is_floating_point() for y in inputs):
         if name != "_to_copy":
-            refuse("compute integers from other numbers", name)
+            refuse("compute integers from floating-point numbers", name)
         return ("ne", [values[0], 0]) if x.dtype == torch.bool else ("trunc", values[:1])
     if x.dtype == torch.bool:
         return {"add": "bitwise_or", "bitwise_not": "logical_not"}.get(name, name), values
@@ -102,21 +103,22 @@ def exact(name: str, x: Tensor, values: list, inputs: list[Tensor]) -> tuple[str
 
 
 class Trace(TorchDispatchMode):
-    """Records what is computed from ids_BT inside `with`. Outside inference mode."""
+    """Inside `with`, records all operations that depend on ids_BT, but not in inference mode."""
 
     def __init__(self, ids_BT: Tensor) -> None:
         super().__init__()
         self.live = {memory(ids_BT)}  # buffers that depend on the text
-        self.changes: Counter[int] = Counter()  # how often a buffer was changed in place
-        self.numbers: dict[tuple[int, int], int] = {}  # of a buffer after so many changes
+        self.changes: Counter[int] = Counter()  # how often each buffer was changed in place
+        # Each version of a buffer has a number. The keys are its address and its changes so far.
+        self.numbers: dict[tuple[int, int], int] = {}
         self.buffers: list[Tensor] = []
-        self.constants: set[int] = set()  # their numbers
-        self.ops: list[tuple] = []  # name, output, arguments, is all computed, buffers, line
-        self.kept: list[Any] = []  # no memory is used twice
+        self.constants: set[int] = set()  # the numbers of buffers that do not depend on the text
+        self.ops: list[tuple] = []  # name, output, arguments, all rows?, buffers read, line
+        self.kept: list[Any] = []  # keeps all tensors alive, so that no address is used twice
         self.ids = self.encode(ids_BT)
 
     def encode(self, x: Any) -> Any:
-        """As JSON has it: of a tensor, the number of its buffer, and where it lies in it."""
+        """Return x for JSON. A tensor becomes its buffer's number, offset, shape and strides."""
         if torch.is_tensor(x):
             key = memory(x), self.changes[memory(x)]
             if key not in self.numbers:
@@ -133,10 +135,10 @@ class Trace(TorchDispatchMode):
     ) -> Any:
         kwargs, schema = kwargs or {}, func._schema
         name = schema.name.partition("::")[2].rstrip("_")
-        name = "copy" if name == "copy_to" else name  # in PyTorch 2.9
+        name = "copy" if name == "copy_to" else name  # its name in PyTorch 2.9
         inputs = [x for x in tree_leaves((args, kwargs)) if torch.is_tensor(x)]
         is_live = any(memory(x) in self.live for x in inputs)
-        is_live = is_live and not re.match("new_|.*_like$", name)  # of these, only the shape counts
+        is_live = is_live and not re.match("new_|.*_like$", name)  # these use only the shape
         if is_live and name not in KNOWN:
             parts = PARTS.get(func) or decomposition_table.get(func)
             parts = parts or (func.decompose if func._can_decompose() else None)
@@ -165,7 +167,7 @@ class Trace(TorchDispatchMode):
             return output
         outputs = [x for x in tree_leaves(output) if torch.is_tensor(x)]
         if not outputs:
-            refuse("show a network that reads its own numbers", name)
+            refuse("show a network that turns a tensor into a Python number", name)
         if is_change:
             self.live.add(memory(changed))
             after = self.encode(changed)
@@ -181,9 +183,9 @@ class Trace(TorchDispatchMode):
         return output
 
     def plan(self, outputs: Any) -> tuple[dict[str, Any], list[Tensor]]:
-        """What ops.js needs to compute these tensors, with the constants, flat.
+        """Return what ops.js needs to compute `outputs`: a plan, and the constants, flat.
 
-        Raises AbortError if it lacks an operation.
+        Raises AbortError if ops.js lacks an operation.
         """
         needed = {self.encode(x)["buffer"] for x in tree_leaves(outputs) if torch.is_tensor(x)}
         needed.add(self.ids["buffer"])

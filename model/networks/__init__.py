@@ -1,20 +1,22 @@
-"""What all networks share: their interface, how they are found by name and made.
+"""The interface of all networks, and the functions that find and create a network by its name.
 
-A network is a file in model/networks/. Its class GPT is a module, made by GPT(config, vocab_size)
-with a GPTConfig, which it keeps as `config`. It has
+A network is a file in model/networks/ with a class GPT, an nn.Module. GPT(config, vocab_size)
+creates the network. It keeps `config`, which is a GPTConfig, as an attribute. A network has
 
-- forward(ids_BT), which returns logits_BTV: at each position, the scores of the next character.
-  When it samples, each step reads the latest block_size characters again. A network that reads
-  texts of any length can avoid that: forward(ids_BT, cache=None). With a Cache, ids_BT continues
-  the text in it and is added to it.
-- blocks, an nn.ModuleList: the matrices in it are for Muon, all other parameters for AdamW.
-- max_length, how many characters it can read at once; None: any number. With positions in a table
-  it is block_size; such a network leaves out the cache.
-- settings, the names of those OPTIONAL settings (configs/settings.py) that it has; () if left out.
+- forward(ids_BT), which returns logits_BTV: at each position, a score for each possible next
+  character. In sampling, each step then reads the latest block_size characters again. A network
+  that can read texts of any length can avoid this with forward(ids_BT, cache=None). With a Cache
+  (model/attention.py), ids_BT continues the text in the cache and is added to it.
+- blocks, an nn.ModuleList. Muon trains the matrices in it, AdamW all other parameters.
+- max_length, the number of characters that the network can read at once, or None for any number.
+  If positions are rows of a table, max_length is block_size, and forward takes no cache.
+- settings, the names of the OPTIONAL settings (configs/settings.py) that the network has. A network
+  without optional settings needs no such attribute.
 
-`make_network` makes it, and adds vocab_size. Its first loss should be near ln V. Whatever it
-remembers from one training step to the next must be in its state dict, or resuming is not exact.
-tests/model/test_networks.py tests every network, also one of your own.
+`make_network` creates a network and adds the attribute vocab_size. The first loss should be near
+ln V, the loss of a guess among V characters. A network must keep all that it remembers from one
+training step to the next in its state dict. Otherwise, a resumed run differs from an uninterrupted
+run. tests/model/test_networks.py tests every network, also your own.
 
 Shapes: B batch, T time (characters), V vocabulary.
 """
@@ -32,19 +34,21 @@ FOLDER = Path(__file__).parent
 
 
 def network_names() -> list[str]:
-    """The names of all networks, sorted."""
+    """Return the names of all networks, sorted."""
     return sorted(path.stem for path in FOLDER.glob("[!_]*.py") if "." not in path.stem)
 
 
 def network_class(name: str) -> type[nn.Module]:
-    """The class GPT of a network's file. Raises UserError if there is no such file."""
+    """Return the class GPT of a network's file. Raises UserError if there is no such file."""
     if name not in network_names():
-        raise UserError(f"network is {name!r}. Those in {FOLDER}: {', '.join(network_names())}.")
+        raise UserError(
+            f"network is {name!r}. The networks in {FOLDER} are {', '.join(network_names())}."
+        )
     return importlib.import_module(f"model.networks.{name}").GPT
 
 
 def make_network(config: GPTConfig, vocab_size: int) -> nn.Module:
-    """Return the network that `config` names, with new weights. Raises UserError if none fits."""
+    """Return the network of `config`, with new weights. Raises UserError if a setting is wrong."""
     network = network_class(config.network)
     for name in {*marked(GPTConfig, OPTIONAL)} - {*getattr(network, "settings", ())}:
         if getattr(config, name) != getattr(GPTConfig, name):
@@ -55,19 +59,20 @@ def make_network(config: GPTConfig, vocab_size: int) -> nn.Module:
 
 
 def count_heads(config: GPTConfig) -> int:
-    """The number of heads in a block: `n_head`, or if that is 0, one for 64 channels.
+    """Return the number of heads in a block: `n_head`, or one head per 64 channels if it is 0.
 
-    Raises UserError if the heads cannot divide the channels into even widths.
+    Raises UserError if the heads cannot share the channels equally, or if a head would have an odd
+    number of channels.
     """
     heads = config.n_head or max(1, config.n_embd // 64)
     if config.n_embd % (2 * heads):
         raise UserError(
-            f"n_embd is {config.n_embd}. It must be a multiple of {2 * heads}, "
-            f"twice the number of heads, which is {heads} (--n_head)."
+            f"n_embd is {config.n_embd}. It must be a multiple of {2 * heads}, because each of the "
+            f"{heads} heads (--n_head) needs an even number of channels."
         )
     return heads
 
 
 def count_parameters(model: nn.Module) -> int:
-    """How many numbers are trained."""
+    """Return the number of parameters, the numbers that training changes."""
     return sum(parameter.numel() for parameter in model.parameters())

@@ -1,8 +1,9 @@
-"""The textbook GPT, as in nanoGPT; with --bias GPT-2 (Radford et al. 2019) with the exact GELU.
+"""The textbook GPT, as in nanoGPT. With --bias, it is GPT-2 (Radford et al. 2019) with exact GELU.
 
-A block has two layers, attention and a feed-forward layer. Each reads the normalized residual
-stream x_BTC and adds its output to it. The file is complete: an edit here is what trains, samples
-and is shown.
+The network has one vector of C numbers for each character, the *residual stream* x_BTC. A block has
+two layers, attention and a feed-forward layer. Each layer reads the stream, normalized to mean 0
+and variance 1, and adds its output to it. This file contains the whole network. So after an edit,
+training, sampling and the attention page use the edited network.
 
 Shapes: B batch, T time (characters), C channels (n_embd), H heads, D head width (C / H),
 V vocabulary.
@@ -18,7 +19,7 @@ from model.attention import record
 
 
 class Attention(nn.Module):
-    """Multi-head causal self-attention: query, key and value are three projections of one input."""
+    """Multi-head causal self-attention. Query, key and value are three projections of one input."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -50,7 +51,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """The feed-forward layer: mixes the features of each position, four times as wide inside."""
+    """The feed-forward layer. It mixes the features of each position, four times as wide inside."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -88,18 +89,22 @@ class GPT(nn.Module):
     def __init__(self, config: GPTConfig, vocab_size: int) -> None:
         super().__init__()
         self.config = config
-        self.max_length = config.block_size  # there are as many positions
+        self.max_length = config.block_size  # the table below has one row for each position
         self.embedding = nn.Embedding(vocab_size, config.n_embd)
         self.position = nn.Embedding(config.block_size, config.n_embd)
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         self.norm = nn.LayerNorm(config.n_embd, bias=config.bias)
         self.head = nn.Linear(config.n_embd, vocab_size, bias=False)
-        self.head.weight = self.embedding.weight  # Press and Wolf 2017
+        self.head.weight = self.embedding.weight  # one table (Press and Wolf 2017)
         self.init_weights()
 
     def init_weights(self) -> None:
-        """Standard deviation 0.02; in `proj` divided by √(number of these layers), as in GPT-2."""
+        """Draw weights with standard deviation 0.02.
+
+        In `proj`, divide it by √(number of `proj` layers), as in GPT-2, because the outputs of all
+        these layers add up in the residual stream.
+        """
         for name, parameter in self.named_parameters():
             if name.endswith("bias"):
                 nn.init.zeros_(parameter)

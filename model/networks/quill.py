@@ -1,9 +1,9 @@
-"""Quill's network: a GPT that learns a character-level text in less time than the textbook's.
+"""Quill's network: a GPT that learns a character-level text in less time than the textbook GPT.
 
-docs/recipe.md lists its differences from gpt.py, and says what each is worth.
+docs/recipe.md lists the differences from gpt.py, and says what each difference is worth.
 
-Shapes: B batch, T time (characters), C channels (n_embd), H heads, D head width (C / H), E half of
-it (D / 2), S keys, N positions of a stretch, V vocabulary.
+Shapes: B batch, T time (characters), C channels (n_embd), H heads, D head width (C / H),
+E half of the head width (D / 2), S keys, N positions whose angles a cache keeps, V vocabulary.
 """
 
 import torch
@@ -16,14 +16,14 @@ from model.layers import Dropout, relu_squared
 
 
 def rotation_angles(start: int, T: int, D: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """cos_TD and sin_TD of the rotation angles for positions start .. start + T - 1.
+    """Return cos_TD and sin_TD of the rotation angles for positions start .. start + T - 1.
 
-    Features e and e + E are a pair. It rotates by 10000^(-e/E) radians per character: high
-    frequencies encode short distances, low ones long distances (Su et al. 2021, "RoFormer"). The
-    sine of the first of a pair is negated, as `rotate` needs it.
+    Features e and e + E of a head are a pair. The pair rotates by 10000^(-e/E) radians per
+    character. Pairs that rotate fast encode short distances, pairs that rotate slowly encode long
+    distances (Su et al. 2021, "RoFormer"). The first half of sin_TD is negated, for `rotate`.
     """
-    # Far from the start, float32 angles are too coarse: use float64, on the CPU because mps has
-    # none. Training always starts at 0 and stays on the device.
+    # Far from the start, angles in float32 are too coarse. So compute them in float64, and on the
+    # CPU, because mps has no float64. Training always starts at 0 and stays on the device.
     dtype, device = (torch.float64, "cpu") if start else (like.dtype, like.device)
     inv_freq_E = 10000.0 ** (-torch.arange(0, D, 2, dtype=dtype, device=device) / D)
     positions_T = torch.arange(start, start + T, dtype=dtype, device=device)
@@ -34,25 +34,26 @@ def rotation_angles(start: int, T: int, D: int, like: Tensor) -> tuple[Tensor, T
 
 
 def rotate(x_BHTD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
-    """Rotary position embedding (RoPE): rotate each feature pair by its position's angle.
+    """Rotate each pair of features by the angle of its position (rotary position embedding, RoPE).
 
-    A pair (a, b) becomes (a cos - b sin, b cos + a sin). The dot product of a rotated query and a
-    rotated key depends only on the distance between them.
+    A pair (a, b) becomes (a cos - b sin, b cos + a sin). Therefore the dot product of a rotated
+    query and a rotated key depends only on the distance between their positions.
     """
     cos_TD, sin_TD = cos_TD.to(x_BHTD.dtype), sin_TD.to(x_BHTD.dtype)
     swapped_BHTD = x_BHTD.roll(x_BHTD.size(-1) // 2, dims=-1)
-    # In another memory order, products in bfloat16 round otherwise than for the figures in README.
+    # The memory order changes how products in bfloat16 are rounded. The figures in README were
+    # measured with this one.
     return (x_BHTD * cos_TD + swapped_BHTD * sin_TD).contiguous()
 
 
 def norm(x: Tensor) -> Tensor:
-    """LayerNorm without gains (Ba et al. 2016). On a CPU it is faster than RMSNorm."""
+    """Return the LayerNorm of x (Ba et al. 2016), without gains. On a CPU, RMSNorm is slower."""
     C = x.size(-1)
-    return F.layer_norm(x, (C,), weight=x.new_ones(C))  # without a weight, twice as slow on a CPU
+    return F.layer_norm(x, (C,), weight=x.new_ones(C))  # a weight makes it twice as fast on a CPU
 
 
 class Attention(nn.Module):
-    """Multi-head causal self-attention: query, key and value are three projections of one input."""
+    """Multi-head causal self-attention. Query, key and value are three projections of one input."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -66,7 +67,7 @@ class Attention(nn.Module):
     def forward(
         self, x_BTC: Tensor, cos_TD: Tensor, sin_TD: Tensor, cache: Cache | None = None
     ) -> Tensor:
-        """x_BTC to out_BTC. With a `cache`, x_BTC continues the text in it."""
+        """x_BTC to out_BTC. With a `cache`, x_BTC continues the text in the cache."""
         q_BHTD = rotate(self.split_heads(self.query(x_BTC)), cos_TD, sin_TD)
         k_BHTD = rotate(self.split_heads(self.key(x_BTC)), cos_TD, sin_TD)
         v_BHTD = self.split_heads(self.value(x_BTC))
@@ -84,7 +85,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """The feed-forward layer: mixes the features of each position, four times as wide inside."""
+    """The feed-forward layer. It mixes the features of each position, four times as wide inside."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -97,19 +98,19 @@ class MLP(nn.Module):
 
 
 class TokenShift(nn.Module):
-    """Takes a third of the channels from the previous position, a third from the one before it.
+    """Takes a third of the channels from one position back, and a third from two positions back.
 
-    The characters just to the left always matter; without this, attention needs a layer to find
-    them. (Peng et al. 2023, "RWKV", add a learned share of the previous position.)
+    The two characters to the left always matter. Without token shift, attention would need a layer
+    to find them. (Peng et al. 2023, "RWKV", add a learned share of the previous position.)
     """
 
     def forward(self, x_BTC: Tensor, cache: Cache | None = None) -> Tensor:
-        """x_BTC to out_BTC. With a `cache`, x_BTC continues the text in it."""
+        """x_BTC to out_BTC. With a `cache`, x_BTC continues the text in the cache."""
         B, _, C = x_BTC.shape
         last_B2C = None if cache is None else cache.kept.get(self)
         if last_B2C is None:  # at the start of a text
             last_B2C = x_BTC.new_zeros(B, 2, C)
-        padded_BTC = torch.cat((last_B2C, x_BTC), dim=1)  # two positions more than x_BTC
+        padded_BTC = torch.cat((last_B2C, x_BTC), dim=1)  # has two more positions than x_BTC
         if cache is not None:
             cache.kept[self] = padded_BTC[:, -2:]
         sizes = [(C + 2) // 3, (C + 1) // 3, C // 3]
@@ -118,11 +119,12 @@ class TokenShift(nn.Module):
 
 
 class Block(nn.Module):
-    """Feed-forward layer, attention, feed-forward layer; each adds to x.
+    """A feed-forward layer, attention, and a feed-forward layer. Each adds its output to x.
 
-    The order is that of Lu et al. 2019, "Macaron Net". A usual block has attention and one
-    feed-forward layer. Two of Quill's blocks have as many feed-forward layers as four usual ones,
-    and half of the attention: nearly as good, in three quarters of the time on a CPU.
+    This order comes from Lu et al. 2019, "Macaron Net". A usual block has attention and one
+    feed-forward layer. Two of Quill's blocks have as many feed-forward layers as four usual blocks,
+    but half as many attention layers. On a CPU, they are nearly as good in three quarters of the
+    time.
     """
 
     def __init__(self, config: GPTConfig) -> None:
@@ -133,15 +135,15 @@ class Block(nn.Module):
         self.attention = Attention(config)
         self.shift_mlp_2 = TokenShift()
         self.mlp_2 = MLP(config)
-        # Not for attention weights: with dropout the fused kernel, where it is used, is slower.
+        # Attention weights get no dropout, because PyTorch's attention kernel is slower with it.
         self.dropout = Dropout(config.dropout)
 
     def forward(
         self, x_BTC: Tensor, cos_TD: Tensor, sin_TD: Tensor, cache: Cache | None = None
     ) -> Tensor:
-        """x_BTC to x_BTC; cos_TD and sin_TD are from `rotation_angles`."""
+        """x_BTC to x_BTC. cos_TD and sin_TD come from `rotation_angles`."""
         h_BTC = self.mlp_1(self.shift_mlp_1(norm(x_BTC), cache))
-        x_BTC = x_BTC.to(h_BTC.dtype) + self.dropout(h_BTC)  # in half precision under autocast
+        x_BTC = x_BTC.to(h_BTC.dtype) + self.dropout(h_BTC)  # half precision under autocast
         h_BTC = self.shift_attention(norm(x_BTC), cache)
         x_BTC = x_BTC + self.dropout(self.attention(h_BTC, cos_TD, sin_TD, cache))
         h_BTC = self.shift_mlp_2(norm(x_BTC), cache)
@@ -151,7 +153,7 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """A decoder-only transformer with rotary positions instead of a position embedding."""
 
-    max_length = None  # reads texts of any length, since positions are relative
+    max_length = None  # it reads texts of any length, because positions are relative
 
     def __init__(self, config: GPTConfig, vocab_size: int) -> None:
         super().__init__()
@@ -162,7 +164,7 @@ class GPT(nn.Module):
         self.init_weights()
 
     def init_weights(self) -> None:
-        """Standard deviation 0.02; in `proj` divided by √(number of these layers), as in GPT-2."""
+        """Draw weights as in gpt.py. But here, each block has three `proj` layers."""
         for name, parameter in self.named_parameters():
             if name.endswith(".proj.weight"):
                 nn.init.normal_(parameter, std=0.02 * (3 * self.config.n_layer) ** -0.5)
@@ -172,8 +174,8 @@ class GPT(nn.Module):
     def forward(self, ids_BT: Tensor, cache: Cache | None = None) -> Tensor:
         """ids_BT to logits_BTV: at each position, the scores of the next character.
 
-        The text may be longer than block_size; attention sees the latest block_size characters.
-        With a `cache`, ids_BT continues the text in it and is added to it.
+        The text may be longer than block_size. Each query sees the latest block_size characters.
+        With a `cache`, ids_BT continues the text in the cache and is added to it.
         """
         x_BTC = norm(self.embedding(ids_BT))
         cos_TD, sin_TD = self.angles(x_BTC, cache)
@@ -184,9 +186,9 @@ class GPT(nn.Module):
         return self.head(norm(x_BTC))
 
     def angles(self, x_BTC: Tensor, cache: Cache | None) -> tuple[Tensor, Tensor]:
-        """cos_TD and sin_TD for the positions of x_BTC.
+        """Return cos_TD and sin_TD for the positions of x_BTC.
 
-        A `cache` keeps those of a stretch of block_size positions: a tenth of sampling's time.
+        A `cache` keeps the angles of block_size positions. This saves a tenth of sampling's time.
         """
         T, head_width = x_BTC.size(1), self.config.n_embd // self.config.n_head
         if cache is None:

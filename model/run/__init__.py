@@ -1,1 +1,1 @@
-"""What surrounds the training loop: settings, directory, checkpoints, evaluations, logs."""
+"""Everything around the training loop: settings, directory, checkpoints, evaluations, logs."""

@@ -1,4 +1,4 @@
-"""What a run does beside its training steps, which are in train.py: evaluate, save, log, end."""
+"""The work of a run around its training steps (see train.py): evaluate, save, log, end."""
 
 import copy
 import json
@@ -32,43 +32,43 @@ from model.system.device import Machine
 from model.system.errors import UserError, print_line, quote, require_finite
 from model.system.files import atomic_write
 
-SAVE_SECONDS = 600  # last.pt is saved at least so often
-SAMPLE_CHARS = 80  # how long the sample after an evaluation is
+SAVE_SECONDS = 600  # the longest time between two saves of last.pt
+SAMPLE_CHARS = 80  # the length of the sample after an evaluation
 
 
 @dataclass
 class Run:
-    """A training run. Each process has one; that of the main process prints and writes files."""
+    """A training run. Each process has a Run, but only the main process prints and writes files."""
 
     config: TrainConfig
     corpus: Corpus
     machine: Machine
     run_dir: Path
-    model: nn.Module  # what is trained
-    average: nn.Module  # what is evaluated, saved and sampled: an average, or the model itself
+    model: nn.Module  # the network that is trained
+    average: nn.Module  # for evaluation, saving, sampling: an average of `model`, or `model` itself
     optimizers: list[Optimizer]
     scaler: GradScaler
     state: RunState = field(default_factory=RunState)
-    signals: Sequence[int] = ()  # those received so far
-    signal: int = 0  # the one that ends the run
-    progress: float = 0.0  # how much of the run is done, up to 1
-    logs: dict[str, SummaryWriter] = field(default_factory=dict)  # TensorBoard's: train, val
+    signals: Sequence[int] = ()  # the numbers of all signals received so far
+    signal: int = 0  # the number of the signal that ends the run, or 0
+    progress: float = 0.0  # how much of the run is done, from 0 to 1
+    logs: dict[str, SummaryWriter] = field(default_factory=dict)  # TensorBoard's "train" and "val"
 
     def start(self, saved: Checkpoint) -> None:
-        """Begin with what `saved` holds: a whole run, only weights (--init_from), or nothing."""
+        """Begin with the data of `saved`: a whole run, only weights (--init_from), or nothing."""
         self.restore(saved)
         self.is_main = self.machine.processes.is_main
         self.loss_sum = torch.tensor(self.state.loss_sum, device=self.machine.device)
-        # What earlier commands have done
+        # The step and the time at the end of earlier commands
         self.first_step, self.earlier_seconds = self.state.step, self.state.seconds
         if self.is_main:
             self.print_header()
             self.open_logs()
-        is_hidden = None if self.is_main else True  # None: if there is no terminal
+        is_hidden = None if self.is_main else True  # None hides the bar if there is no terminal
         self.bar = tqdm(initial=self.state.step, unit="step", dynamic_ncols=True, disable=is_hidden)
 
     def print_header(self) -> None:
-        """Print what is trained, on what, and where the results go."""
+        """Print the device, the text, the network, the steps and the run directory."""
         config, corpus = self.config, self.corpus
         size = f"n_layer {config.n_layer}, n_head {config.n_head}, n_embd {config.n_embd}"
         batch = f"batch_size {config.batch_size}, block_size {config.block_size}"
@@ -84,28 +84,28 @@ class Run:
         print_line("\n".join(lines), sys.stdout)
 
     def open_logs(self) -> None:
-        """Open TensorBoard's files: "train" and "val" share a chart."""
+        """Open TensorBoard's files, "train" and "val". TensorBoard draws both in one chart."""
         (self.run_dir / "summary.json").unlink(missing_ok=True)  # the result of an earlier command
-        # A killed run may have logged more steps than it has saved. They are dropped, since the
-        # resumed run logs them again: the steps from purge_step on.
+        # A killed run may have logged more steps than it has saved. The resumed run logs these
+        # steps again. Therefore TensorBoard drops the old points, from purge_step on.
         step, val_step = self.state.step, self.state.val_step
         next_val = step + 1 if step == val_step else step
         for split, next_step in {"train": step + 1, "val": next_val}.items():
             self.logs[split] = SummaryWriter(str(self.run_dir / split), purge_step=next_step)
 
     def log(self, split: str) -> SummaryWriter:
-        """Return TensorBoard's writer; a new one if somebody has deleted its folder."""
+        """Return TensorBoard's writer. If somebody has deleted its folder, open a new one."""
         if not (self.run_dir / split).exists():
             self.logs[split] = SummaryWriter(str(self.run_dir / split))
         return self.logs[split]
 
     def steps(self) -> Iterator[int]:
         """Yield the number of each training step. Between the steps, evaluate and save."""
-        self.lap_step, self.lap_time = self.state.step, time.perf_counter()  # for the speed
+        self.lap_step, self.lap_time = self.state.step, time.perf_counter()  # to measure speed
         self.update()
         while True:
             step = self.state.step
-            # If no time would be left for steps after an evaluation, it waits for the end.
+            # If an evaluation would leave no time for more steps, it waits for the end of the run.
             is_due = step % self.config.eval_interval == 0 and self.progress_after < 1
             if (is_due or self.progress >= 1) and step != self.state.val_step and not self.signal:
                 self.evaluate()
@@ -117,15 +117,15 @@ class Run:
             self.update()
             if self.unsaved_seconds > SAVE_SECONDS:
                 self.save()
-                if self.is_main and self.bar.disable:  # a log file or a notebook
+                if self.is_main and self.bar.disable:  # in a log file or a notebook
                     print_line(f"step {self.state.step:>6}  saved  {self.clock()}", sys.stdout)
 
     def seconds(self) -> float:
-        """Return how long the run has taken, earlier commands included."""
+        """Return how long the run has taken, including earlier commands."""
         return self.earlier_seconds + self.machine.processes.seconds()
 
     def clock(self) -> str:
-        """Say how long the run has taken and, once steps are made, how long it will take."""
+        """Return words for the time so far and, after the first step, for the time that is left."""
         seconds = self.seconds()
         if not 0 < self.progress < 1:
             return show_time(seconds)
@@ -133,10 +133,10 @@ class Run:
         return f"{show_time(seconds)}, {show_time(left)} left"
 
     def update(self) -> None:
-        """Look at the clock and for signals. All processes come to the same result."""
+        """Look at the clock and for signals. All processes get the same answer."""
         state = self.state
-        progress = after = state.step / self.config.max_iters  # after another evaluation
-        if self.config.minutes and state.step > 0:  # the first step is always made
+        progress = after = state.step / self.config.max_iters  # `after`: with one more evaluation
+        if self.config.minutes and state.step > 0:  # a run always makes its first step
             seconds = self.seconds() - state.start_seconds
             available = 60 * self.config.minutes - state.start_seconds - state.eval_seconds
             progress = max(progress, seconds / max(available, 1e-9))
@@ -144,18 +144,18 @@ class Run:
         unsaved_seconds, received = self.seconds() - state.seconds, max(self.signals, default=0)
         reached = self.machine.processes.max(min(progress, 1), after, unsaved_seconds, received)
         progress, self.progress_after, self.unsaved_seconds, signal = reached
-        if self.progress < 1:  # a signal in the last evaluation changes nothing
+        if self.progress < 1:  # a signal during the last evaluation has no effect
             self.signal = int(signal)
-        # Progress never falls, even if an evaluation takes less time than the one before.
+        # The progress never falls, even if an evaluation is faster than the evaluation before.
         self.progress = max(self.progress, progress)
         self.bar.total = round(state.step / self.progress) if state.step else self.config.max_iters
         self.bar.update(state.step - self.bar.n)
 
     def evaluate(self) -> None:
-        """Measure the validation loss, report it, save."""
+        """Measure the validation loss, report it, and save."""
         self.average.eval()
         state, config = self.state, self.config
-        self.machine.synchronize()  # a GPU may still have steps to do
+        self.machine.synchronize()  # a GPU may still be computing earlier steps
         start_time = time.perf_counter()
         if steps := state.step - self.lap_step:
             chars = steps * config.batch_size * config.block_size
@@ -164,7 +164,7 @@ class Run:
         batches = self.corpus.eval_batches(config.block_size, batch_chars, self.machine.processes)
         state.val_loss, state.val_step = evaluate(self.average, batches, self.machine), state.step
         require_finite("validation loss", state.val_loss, state.step)
-        is_guess = state.step == 0 and config.init_from is None  # of a new network
+        is_guess = state.step == 0 and config.init_from is None  # a new network knows nothing
         is_lowest = state.best_val_loss is None or state.val_loss < state.best_val_loss
         is_best = is_lowest and not is_guess
         if is_best:
@@ -196,20 +196,20 @@ class Run:
         self.log_maps()
 
     def log_sample(self) -> None:
-        """Show a text that the model writes."""
+        """Add a text that the model writes to TensorBoard, and show its start on a terminal."""
         model, vocab = self.average, self.corpus.tokenizer.vocab
-        if self.machine.device.type == "cuda":  # it starts about 200 kernels for each character
+        if self.machine.device.type == "cuda":  # a GPU starts about 200 kernels for each character
             model = copy.deepcopy(model).cpu()
         prompt, config = [vocab.index(first_character(vocab))], GenerationConfig(SAMPLE_CHARS)
         sample = "".join(piece for _, piece in generate(model, vocab, prompt, config))
-        code = indent(sample, "    ", lambda line: True)  # in Markdown, shown as it is
+        code = indent(sample, "    ", lambda line: True)  # Markdown shows indented text as it is
         self.log("val").add_text("sample", code, self.state.step)
         if sys.stdout.isatty():
             print_line(f"     {' '.join(sample.split())[:70]}", sys.stdout)
 
     @torch.no_grad()
     def log_maps(self) -> None:
-        """Draw what each head looks at in the first characters of the validation text."""
+        """Draw each head's attention weights for the first characters of the validation text."""
         length = min(self.config.block_size, MAP_CHARS)
         ids_T = self.corpus.ids_N[self.corpus.train_chars :][:length].astype(np.int64)
         text = self.corpus.tokenizer.decode(ids_T)
@@ -222,7 +222,7 @@ class Run:
                 self.log("val").add_image(tag, image_HWC, self.state.step, dataformats="HWC")
 
     def log_training(self, grad_norm: Tensor, lr: float) -> None:
-        """Every log_interval steps, add their mean loss to the training curve."""
+        """Count a step. Every log_interval steps, add their mean loss to the training curve."""
         state, step = self.state, self.state.step + 1
         state.loss_steps += 1
         if step % self.config.log_interval > 0:
@@ -239,7 +239,7 @@ class Run:
             self.log("train").add_scalar("optimizer/grad_norm", grad_norm.item(), step)
 
     def share_loss_sum(self) -> None:
-        """Give each process the mean of all, so that a resumed run goes on with the same number."""
+        """Set loss_sum to its mean over all processes, which a resumed run begins with."""
         processes = self.machine.processes
         self.loss_sum.fill_(processes.sum(self.loss_sum.item()) / processes.world_size)
         self.state.loss_sum = self.loss_sum.item()
@@ -251,9 +251,9 @@ class Run:
         if not self.is_main:
             return
         weights = [*self.model.parameters(), *self.average.parameters()]
-        total = sum(weight.sum().item() for weight in weights)  # nan if one of them is
+        total = sum(weight.sum().item() for weight in weights)  # nan if one weight is nan
         require_finite("sum of the weights", total, self.state.step)
-        for split in self.logs:  # before last.pt: a resumed run does not log these again
+        for split in self.logs:  # before last.pt, because no resumed run logs these steps again
             self.log(split).flush()
         with atomic_write(self.run_dir / "config.toml") as file:
             file.write(to_toml(replace(self.config, device=self.machine.device.type)).encode())
@@ -271,13 +271,14 @@ class Run:
         checkpoint.save(saved, *(self.run_dir / name for name in names))
 
     def restore(self, saved: Checkpoint) -> None:
-        """The opposite of `save`, as far as `saved` holds something."""
+        """Load the weights, the state of the optimizers and the numbers that `saved` holds."""
         if saved.model:
             checkpoint.load_weights(saved, self.average)
         self.model.load_state_dict(saved.trained or self.average.state_dict())
         if saved.optimizers:
             for optimizer, values in zip(self.optimizers, saved.optimizers, strict=True):
-                # PyTorch goes by their order. After an edit, it would swap equal shapes silently.
+                # PyTorch matches parameters by their order. After an edit of the network, it could
+                # swap two parameters of equal shape without an error.
                 groups = zip(optimizer.param_groups, values["param_groups"], strict=True)
                 if any(ours["param_names"] != theirs["param_names"] for ours, theirs in groups):
                     raise UserError("the checkpoint has the layers of model/ in another order.")
@@ -287,7 +288,7 @@ class Run:
         self.state = RunState(**{f.name: getattr(saved, f.name) for f in fields(RunState)})
 
     def finish(self) -> None:
-        """Save what a signal has stopped. Report the result, and what one may type next."""
+        """Save a run that a signal has stopped. Report the result and the commands to type next."""
         if self.signal:
             self.save()
         if not self.is_main:
@@ -332,5 +333,5 @@ class Run:
 
 
 def show_time(seconds: float) -> str:
-    """Return a time for a person, in seconds or minutes."""
+    """Return words for a time, in seconds or in minutes."""
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"

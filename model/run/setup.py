@@ -1,4 +1,4 @@
-"""Before the training loop: the command line, the run directory, the text, the settings."""
+"""Prepares the training loop: the command line, the run directory, the text, the settings."""
 
 import os
 import statistics
@@ -24,22 +24,22 @@ from model.system.errors import UserError, quote
 from model.system.files import lock_run_dir, new_run_dir
 from model.system.processes import Processes
 
-Values = dict[str, Any]  # of settings, by name
+Values = dict[str, Any]  # the values of settings, by name
 USAGE = """\
 python train.py [PRESET.toml] [--key value ...]
        python train.py --resume RUN_DIR [--key value ...]"""
 DESCRIPTION = """\
-Train a character-level GPT. Without a preset, the recipe (configs/recipe.py) chooses the settings
-that no flag gives (but n_head, while it is 0, follows n_embd). A preset is a file of settings; the
-others have their defaults."""
+Train a character-level GPT on a text. A preset is a TOML file of settings. With a preset, all other
+settings have their defaults. Without a preset, the recipe (configs/recipe.py) chooses some of the
+settings. Each flag replaces one setting. (While n_head is 0, it follows n_embd.)"""
 
 
 def parse_train_command(argv: list[str]) -> Values:
-    """Return what the flags and the preset give, by name; also "preset" and "resume"."""
+    """Return the values of the flags and the preset by name, "preset" and "resume" included."""
     parser = ConfigParser(TrainConfig, USAGE, DESCRIPTION, by_recipe=recipe(Budget()))
-    parser.add_argument("preset", nargs="?", metavar="PRESET.toml", help="a file of keys")
+    parser.add_argument("preset", nargs="?", metavar="PRESET.toml", help="a TOML file of settings")
     resumable = marked(TrainConfig, RESUMABLE)
-    resume_help = f"continue a run; may change {', '.join(resumable)}"
+    resume_help = f"continue a run; only these settings may change: {', '.join(resumable)}"
     parser.add_argument("--resume", metavar="RUN_DIR", type=os.path.expanduser, help=resume_help)
     given = parser.parse(argv)
     if "resume" in given:
@@ -54,7 +54,7 @@ def parse_train_command(argv: list[str]) -> Values:
 
 
 def open_run_dir(given: Values, processes: Processes) -> AbstractContextManager[Path | None]:
-    """Return the directory of --resume, or a new one. The main process locks it."""
+    """Open the directory of --resume, or a new one, for `with`. Only the main process locks it."""
     if "resume" in given:
         run_dir = Path(given["resume"].removesuffix("/last.pt"))
         return lock_run_dir(run_dir) if processes.is_main else nullcontext(run_dir)
@@ -64,43 +64,43 @@ def open_run_dir(given: Values, processes: Processes) -> AbstractContextManager[
 def set_up(
     given: Values, run_dir: Path, processes: Processes
 ) -> tuple[TrainConfig, Checkpoint, Corpus, Machine]:
-    """Return the settings, the checkpoint to start from, the text, the machine."""
+    """Return the settings, the checkpoint to start from, the text and the machine."""
     saved, inherited = load_start(given, run_dir)
     settings = inherited | given
-    config = make_config(TrainConfig, settings)  # perhaps without what the recipe chooses
+    config = make_config(TrainConfig, settings)  # the recipe may still change it
     machine = training_machine(config, processes)
     if processes.world_size > 1 and any(map(is_pipe, config.data or ())):
         raise UserError("several processes cannot read the same stream. Name files with --data.")
     corpus = open_corpus(config, saved.vocab)
     if "resume" in given and saved.data_sha256 != corpus.sha256:
         raise UserError(
-            f"{corpus.name} is not the text of this run. Start a new run: with --init_from for "
-            "another text, without for a new version of the same text."
+            f"{corpus.name} is not the text of this run. Start a new run, with --init_from for "
+            "another text, without --init_from for a new version of the same text."
         )
     corpus.require_length(config.block_size)
     if "preset" not in given and "resume" not in given:
         settings = choose_settings(config, saved, corpus, machine) | settings
     config = make_config(TrainConfig, settings)
     facts = {"n_head": count_heads(config), "dtype": machine.dtype_name}
-    facts["out_dir"] = None  # a run may be moved
+    facts["out_dir"] = None  # the directory may be moved
     return replace(config, **facts), saved, corpus, machine
 
 
 def load_start(given: Values, run_dir: Path) -> tuple[Checkpoint, Values]:
     """Return the checkpoint to start from, and the settings that the run inherits from it.
 
-    --resume takes everything; --init_from takes the weights and the vocabulary. Otherwise, the
-    checkpoint is empty.
+    --resume takes everything from a checkpoint. --init_from takes the weights, the vocabulary and
+    the settings that belong to them. Without these flags, the checkpoint is empty.
     """
     if "resume" in given:
         saved = load(run_dir / "last.pt")
         if unknown := saved.config.keys() - vars(TrainConfig()).keys():
             hint = f"Start a new run from its weights: --init_from {quote(run_dir)}"
             raise UserError(f"the run has the setting {min(unknown)}, which is unknown. {hint}")
-        if (run_dir / "best.pt").exists():  # it is newer if the run was killed between the two
+        if (run_dir / "best.pt").exists():  # newer if the run was killed between the two saves
             best = load(run_dir / "best.pt")
             saved.best_val_loss, saved.best_step = best.best_val_loss, best.best_step
-        # --max_iters replaces the limit of a run with --minutes.
+        # --max_iters replaces the time limit of the saved run.
         return saved, saved.config | ({"minutes": 0.0} if "max_iters" in given else {})
     if "init_from" not in given:
         return Checkpoint(), {}
@@ -110,16 +110,16 @@ def load_start(given: Values, run_dir: Path) -> tuple[Checkpoint, Values]:
     for name in kept:
         if given.get(name, theirs[name]) != theirs[name]:
             raise UserError(f"{name} must be {theirs[name]}, as in {given['init_from']}.")
-    inherited = {name: theirs[name] for name in (*kept, "block_size")}  # which a flag may change
+    inherited = {name: theirs[name] for name in (*kept, "block_size")}  # a flag may set block_size
     return Checkpoint(config=saved.config, vocab=saved.vocab, model=saved.model), inherited
 
 
 def choose_settings(
     config: TrainConfig, saved: Checkpoint, corpus: Corpus, machine: Machine
 ) -> Values:
-    """Ask the recipe. It depends on the text, the device, the time, and the weights if any."""
+    """Return the recipe's settings for the text, the device, the time limit and the weights."""
     budget = Budget(
-        train_chars=int(len(corpus.ids_N) * (1 - config.val_fraction)),  # for every val_split
+        train_chars=int(len(corpus.ids_N) * (1 - config.val_fraction)),  # for any val_split
         minutes=config.minutes,
         device=machine.device.type,
         parameters=sum(x.numel() for name, x in saved.model.items() if name.startswith("blocks.")),
@@ -133,12 +133,12 @@ def choose_settings(
 
 
 def measure_speed(machine: Machine, vocab_size: int) -> float:
-    """Train the default network for a second. Return its floating-point operations per second."""
+    """Train the default network for a second. Return floating-point operations per second."""
     config = make_config(TrainConfig, recipe(Budget(device=machine.device.type)))
     model = make_network(config, vocab_size).to(machine.device)
     optimizers = make_optimizers(model, config, muon_dtype=machine.dtype)
     x_BT = torch.randint(vocab_size, (config.batch_size, config.block_size), device=machine.device)
-    machine = replace(machine, fast={})  # which forgets this network afterwards
+    machine = replace(machine, fast={})  # a copy that is dropped together with this network
     machine.prepare(config, model)
     seconds: list[float] = []
     while len(seconds) < 2 or sum(seconds) < 1:

@@ -16,24 +16,25 @@ from configs.settings import CompileConfig, DeviceConfig, TrainConfig
 from model.system.errors import UserError, print_line
 from model.system.processes import Processes
 
-CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container: "250000 100000" stands for 2.5 CPUs
-CPU_EVAL_CHARS = 4096  # in an evaluation batch: fits the processor's cache
-# What follows was chosen by a few measurements on an H100.
-GPU_EVAL_CHARS, GPU_EVAL_LOGITS = 65_536, 2**25  # the latter are 128 MB
-CPU_PARAMETERS = 10_000_000  # up to these, a CPU writes a few texts as fast as a GPU
+# The limit of CPUs in a container. In this file, "250000 100000" means 2.5 CPUs.
+CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+CPU_EVAL_CHARS = 4096  # characters in an evaluation batch, which fits into the processor's cache
+# The next three numbers were chosen by a few measurements on an H100.
+GPU_EVAL_CHARS, GPU_EVAL_LOGITS = 65_536, 2**25  # in an evaluation batch; the logits take 128 MB
+CPU_PARAMETERS = 10_000_000  # up to this size, a CPU writes a few texts as fast as a GPU
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What a command computes on: this process's device, a dtype, all processes."""
+    """The device of this process, the dtype of matrix products, and all processes of a command."""
 
     device: torch.device
     dtype: torch.dtype
     processes: Processes = field(default_factory=Processes)
-    fast: dict[nn.Module, nn.Module] = field(default_factory=dict)  # what `forward` calls
+    fast: dict[nn.Module, nn.Module] = field(default_factory=dict)  # a network to its faster form
 
     def __str__(self) -> str:
-        """For a person: "cpu (threads: 2), bfloat16"."""
+        """Return a description such as "cpu (threads: 2), bfloat16"."""
         name, count = str(self.device), self.processes.world_size
         if self.device.type == "cuda":
             name += f" ({torch.cuda.get_device_name(self.device)})"
@@ -43,46 +44,47 @@ class Machine:
 
     @property
     def dtype_name(self) -> str:
-        """torch.float32 is "float32"."""
+        """The name of the dtype, for example "float32" for torch.float32."""
         return str(self.dtype).removeprefix("torch.")
 
     def autocast(self, cache_enabled: bool = True) -> torch.autocast:
-        """Inside, matrix products run in `dtype`; weights and their gradients stay float32."""
+        """Let matrix products run in `dtype` inside `with`. Weights and gradients stay float32."""
         is_lower = self.dtype != torch.float32
         return torch.autocast(self.device.type, self.dtype, is_lower, cache_enabled)
 
     def to_device(self, *batch: Tensor) -> list[Tensor]:
-        """Copy tensors; a GPU copies from pinned memory while it still computes the last batch."""
+        """Return the tensors, copied to the device."""
         if self.device.type == "cuda":
+            # From pinned memory, a GPU can copy while it still computes the previous batch.
             return [x.pin_memory().to(self.device, non_blocking=True) for x in batch]
         return [x.to(self.device) for x in batch]
 
     def eval_batch_chars(self, vocab_size: int) -> int:
-        """How many characters an evaluation reads at once."""
+        """Return how many characters an evaluation reads at once."""
         if self.device.type == "cpu":
             return CPU_EVAL_CHARS
         return min(GPU_EVAL_CHARS, GPU_EVAL_LOGITS // vocab_size)
 
     def synchronize(self) -> None:
-        """Wait until a GPU has done all that was asked for."""
+        """Wait until a GPU has finished all operations that Python has asked for."""
         if self.device.type != "cpu":
             torch.accelerator.synchronize(self.device)
 
     def make_scaler(self) -> torch.amp.GradScaler:
-        """Keeps float16 gradients in range; for other dtypes it passes everything through."""
+        """Return a scaler that keeps float16 gradients in range. For other dtypes, it is off."""
         return torch.amp.GradScaler(self.device.type, enabled=self.dtype == torch.float16)
 
     def forward(self, network: nn.Module, ids_BT: Tensor) -> Tensor:
-        """ids_BT to logits_BTV in a training step: faster, if `prepare` has seen to that."""
-        with self.autocast(cache_enabled=False):  # a CUDA graph would freeze what it keeps
+        """ids_BT to logits_BTV in a training step, by the faster form from `prepare` if any."""
+        with self.autocast(cache_enabled=False):  # a CUDA graph would freeze the cached weights
             return self.fast.get(network, network)(ids_BT)
 
     def prepare(self, config: TrainConfig, *networks: nn.Module) -> None:
         """Make `forward` faster for these networks.
 
-        --compile on compiles them. --compile auto makes CUDA graphs of them, if a single process
-        trains on a GPU with whole batches. If that fails, a warning says so, and `forward` calls
-        them as they are.
+        --compile on compiles each network. --compile auto turns each into a CUDA graph, if a single
+        process trains on a GPU and computes a batch in one part. If that fails, a warning says so,
+        and `forward` calls the networks as they are.
         """
         world_size, parts = self.processes.world_size, config.gradient_accumulation_steps
         if config.compile == "on":
@@ -94,45 +96,45 @@ class Machine:
         else:
             return
         size = max(1, config.batch_size // (world_size * parts)), config.block_size
-        for network in dict.fromkeys(networks):  # the average may be the network itself
+        for network in dict.fromkeys(networks):  # only once, if both are the same network
             buffers = [(buffer, buffer.clone()) for buffer in network.buffers()]
             ids_BT = torch.zeros(size, dtype=torch.int64, device=next(network.parameters()).device)
             try:
                 self.fast[network] = make_faster(network, ids_BT)
-            except Exception as error:  # of many types
+            except Exception as error:  # it may have any type
                 problem = str(error).strip().partition("\n")[0]
                 print_line(f"warning: training without {what}: {problem}", sys.stderr)
                 return
-            finally:  # as if the network had not been called
+            finally:  # undo the effects of calling the network
                 network.zero_grad()
                 for buffer, before in buffers:
                     buffer.copy_(before)
 
     def compile(self, network: nn.Module, ids_BT: Tensor) -> nn.Module:
-        """Return `network`, compiled for batches like ids_BT."""
-        # This tells the compiler, too; the debug mode of `training_machine` does not.
+        """Return `network`, compiled for batches of the shape of ids_BT."""
+        # The compiler needs this call. It ignores the debug mode that `training_machine` sets.
         torch.use_deterministic_algorithms(True, warn_only=self.device.type != "cuda")
         options = {}
         if self.device.type == "cpu":
-            # PyTorch's own random numbers are faster than the compiler's, and equal to those of a
-            # run that is not compiled. A result of more than ten operations is stored, not computed
-            # again where it is used: the angles of a rotation, for example.
+            # PyTorch's own random numbers are faster than the compiler's, and a run without the
+            # compiler draws the same numbers. A result of more than ten operations, for example the
+            # angles of a rotation, is stored, so that it is not computed again where it is used.
             options = {"fallback_random": True, "realize_opcount_threshold": 10}
         compiled = torch.compile(network, dynamic=False, options=options)
-        # PyTorch compiles it in its first call, and in its first backward pass.
+        # PyTorch compiles the network in its first forward and its first backward pass.
         with self.autocast(cache_enabled=False):
             logits_BTV = compiled(ids_BT)
-        if logits_BTV.requires_grad:  # that of an average does not
+        if logits_BTV.requires_grad:  # false for an average
             logits_BTV.float().logsumexp(-1).sum().backward()
         return compiled
 
     def make_graph(self, network: nn.Module, ids_BT: Tensor) -> nn.Module:
-        """Return `network` as a CUDA graph: kernels that a GPU repeats without Python.
+        """Return `network` as a CUDA graph: a list of operations that a GPU repeats without Python.
 
-        What Python computes in the network, such as a counter, does not change any more. Logits and
-        gradients are in memory that the next pass overwrites.
+        A value that Python computes in the network, such as a counter, does not change any more.
+        The next pass overwrites the memory of the logits and of the gradients.
         """
-        # PyTorch 2.10 and later would warn that gradients come from another stream, the graph's.
+        # PyTorch 2.10 and later would warn that gradients come from the graph's own stream (queue).
         if hasattr(torch.autograd.graph, "set_warn_on_accumulate_grad_stream_mismatch"):
             torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
         generator = torch.cuda.default_generators[torch.cuda.current_device()]
@@ -140,13 +142,13 @@ class Machine:
         try:
             network = InAutocast(network, self)
             return torch.cuda.make_graphed_callables(network, (ids_BT,), allow_unused_input=True)
-        except Exception:  # the network reads a value, for example
-            generator.graphsafe_set_state(before)  # it still waits for the end of the graph
+        except Exception:  # for example, because the network reads a value
+            generator.graphsafe_set_state(before)  # else it waits for the end of the graph
             raise
 
 
 class InAutocast(nn.Module):
-    """A network that is called in autocast: make_graphed_callables takes a module only."""
+    """A network that runs in autocast. make_graphed_callables accepts only a module."""
 
     def __init__(self, network: nn.Module, machine: Machine) -> None:
         super().__init__()
@@ -159,9 +161,9 @@ class InAutocast(nn.Module):
 
 
 def choose_device(name: str, processes: Processes) -> torch.device:
-    """Return the device of this name; auto is cuda, or the CPU. Each process has its own GPU.
+    """Return the device of this name. The name "auto" means the GPU if there is one, else the CPU.
 
-    Raises UserError if PyTorch cannot use it.
+    Each process uses its own GPU. Raises UserError if PyTorch cannot use the device.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -171,28 +173,28 @@ def choose_device(name: str, processes: Processes) -> torch.device:
     try:
         device = torch.device(name)
         if device.type == "cuda" and device.index is not None:
-            torch.cuda.set_device(device)  # otherwise GPU 0 is used, too
+            torch.cuda.set_device(device)  # otherwise PyTorch would use GPU 0, too
         (torch.zeros(1, device=device) + 1).cpu()  # PyTorch may have no kernels for an old GPU
     except (RuntimeError, AssertionError, ImportError) as error:
-        problem = str(error).strip().partition("\n")[0].partition(". ")[0]  # its first sentence
+        problem = str(error).strip().partition("\n")[0].partition(". ")[0]  # the first sentence
         hint = "Use auto, cpu, cuda, cuda:N or mps."
         raise UserError(f"device is {name!r}: {problem}. {hint}") from None
     return device
 
 
 def limit_threads() -> None:
-    """Use no more threads than a container has CPUs. More make a step up to 90 times slower."""
-    with contextlib.suppress(OSError, ValueError):  # no such file; "max 100000" is no limit
+    """Use at most one thread per CPU of a container. More threads are up to 90 times slower."""
+    with contextlib.suppress(OSError, ValueError):  # there is no file, or it says "max 100000"
         quota, period = map(int, CPU_QUOTA.read_text().split())
         if "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(min(torch.get_num_threads(), max(1, quota // period)))
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The dtype of matrix products; auto is the faster one on this kind of device.
+    """Return the dtype of matrix products. "auto" means the faster dtype on this kind of device.
 
-    A rule, not a measurement: one machine gives one answer, so a run repeats exactly. Raises
-    UserError for float16 on other devices than CUDA.
+    "auto" follows a rule, not a measurement. So a machine always gets the same dtype, and a run
+    repeats exactly. Raises UserError for float16 on a device other than CUDA.
     """
     if name == "float16" and device.type != "cuda":
         raise UserError(f"dtype float16 needs a CUDA device; this is {device.type}. Use bfloat16.")
@@ -201,9 +203,10 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     if device.type == "cuda":
         is_native = torch.cuda.get_device_capability(device) >= (8, 0)
         return torch.bfloat16 if is_native else torch.float16
-    # PyTorch below 2.10 does not tell what a CPU can do.
+    # PyTorch before 2.10 does not say what a CPU can do.
     cpu = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
-    # With AVX512-BF16 alone, bfloat16 takes a quarter of float32's time on AMD, twice it on Intel.
+    # With AVX512-BF16 alone, bfloat16 takes a quarter of float32's time on AMD. On Intel, it takes
+    # twice the time of float32.
     is_amd = str(cpu.get("cpu_name")).startswith("AMD")
     is_fast = cpu.get("amx_bf16") or (cpu.get("avx512_bf16") and is_amd)
     return torch.bfloat16 if device.type == "cpu" and is_fast else torch.float32
@@ -213,10 +216,10 @@ def training_machine(config: CompileConfig, processes: Processes) -> Machine:
     """Return the machine to train on. Configure PyTorch to be fast and to repeat exactly."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # so that cuBLAS is deterministic
     device = choose_device(config.device, processes)
-    torch.set_float32_matmul_precision("high")  # on CUDA, products in float32 are in TF32
-    # PyTorch warns of an operation that may not repeat exactly. On CUDA it raises: with "warn",
-    # attention's backward pass may not repeat. (torch.use_deterministic_algorithms does the same,
-    # and imports the compiler, which takes 1 s.)
+    torch.set_float32_matmul_precision("high")  # on CUDA, float32 products use TF32
+    # PyTorch warns if an operation may not repeat exactly. On CUDA, let it raise an error, because
+    # with "warn", the backward pass of attention may not repeat. (The function
+    # torch.use_deterministic_algorithms does the same, but imports the compiler, which takes 1 s.)
     torch.set_deterministic_debug_mode("error" if device.type == "cuda" else "warn")
     torch.utils.deterministic.fill_uninitialized_memory = False
     if device.type == "cpu":
@@ -232,9 +235,9 @@ def keep_freed_memory() -> None:
 
 
 def sampling_machine(config: DeviceConfig, parameters: int) -> Machine:
-    """Return the machine to sample on, in float32 unless another dtype is asked for.
+    """Return the machine to sample on. By default, it computes in float32.
 
-    A small network writes a few texts as fast on a CPU, and in float32.
+    By default, a small network runs on the CPU, which writes a few texts as fast as a GPU.
     """
     name = config.device
     if name == "auto" and parameters <= CPU_PARAMETERS:
@@ -244,7 +247,7 @@ def sampling_machine(config: DeviceConfig, parameters: int) -> Machine:
 
 
 def seed_all(*key: int) -> None:
-    """Make the random numbers that torch, NumPy and Python draw next a function of `key`."""
+    """Seed torch, NumPy and Python, so that their next random numbers depend only on `key`."""
     sequence = np.random.SeedSequence(key[0], spawn_key=key[1:])
     seed = int(sequence.generate_state(1, np.uint64)[0])
     torch.manual_seed(seed)

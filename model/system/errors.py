@@ -1,4 +1,4 @@
-"""What a command says: its errors, its lines on a terminal, paths in them."""
+"""The messages of a command: its errors, its lines on a terminal, and paths in them."""
 
 import atexit
 import functools
@@ -14,23 +14,24 @@ from typing import TextIO
 
 from tqdm import tqdm
 
-# At its end, Python would look for garbage among PyTorch's objects, which takes 0.7 s.
+# Without this, Python would end with a search for garbage in PyTorch's objects, which takes 0.7 s.
 atexit.register(gc.freeze)
 
 
 class UserError(ValueError):
-    """The input is wrong: a flag, a file, a text. Shown as one line; exit status 2."""
+    """A flag, a file or a text is wrong. The command prints a line and ends with status 2."""
 
 
 class AbortError(RuntimeError):
-    """The run cannot go on: disk, memory, divergence. Shown as one line; exit status 1."""
+    """A command cannot go on, for example after a nan. It prints a line and ends with status 1."""
 
 
 def report_errors(main: Callable[[list[str]], None]) -> Callable[..., int]:
-    """Decorator of a command's main(argv): an expected error becomes one line on standard error.
+    """Decorate a command's main(argv), so that an expected error is one line on standard error.
 
-    These are UserError, AbortError, a full disk (any OSError), too little memory. Every other
-    exception is a bug and keeps its traceback. Returns the exit status.
+    Expected errors are UserError, AbortError, any OSError (such as a full disk) and too little
+    memory. Every other exception is a bug and keeps its traceback. The decorated main returns the
+    exit status.
     """
 
     @functools.wraps(main)
@@ -38,14 +39,14 @@ def report_errors(main: Callable[[list[str]], None]) -> Callable[..., int]:
         if hasattr(sys.stdout, "reconfigure"):
             sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace", newline="")
         try:
-            if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # during the imports
+            if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # set during the imports
                 signal.signal(signal.SIGINT, signal.default_int_handler)
             main(sys.argv[1:] if argv is None else argv)
-        except SystemExit as done:  # argparse after --help, training after a signal
+        except SystemExit as done:  # from argparse after --help, from train.py after a signal
             return int(done.code or 0)
         except KeyboardInterrupt:
             return 128 + signal.SIGINT
-        except BrokenPipeError:  # the reader, such as head, has enough
+        except BrokenPipeError:  # the reader, such as head, has ended
             discard_output(sys.stdout)
         except (UserError, AbortError, OSError) as error:
             print_line("error: " + " ".join(str(error).split()), sys.stderr)
@@ -64,24 +65,24 @@ def report_errors(main: Callable[[list[str]], None]) -> Callable[..., int]:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether Python, or PyTorch on a GPU or a CPU, found no more memory."""
+    """Return whether Python or PyTorch, on a GPU or a CPU, has run out of memory."""
     words = ("out of memory", "DefaultCPUAllocator")
     return isinstance(error, MemoryError) or any(word in str(error) for word in words)
 
 
 def require_finite(name: str, value: float, step: int) -> None:
-    """Raise AbortError if a loss or norm is not finite."""
+    """Raise AbortError if a value, such as a loss, is not finite."""
     if not math.isfinite(value):
         raise AbortError(
-            f"the {name} is {value} at step {step}. Checkpoints saved before are intact. In a new "
-            "run, try a smaller --learning_rate; in half precision, resume with --dtype float32."
+            f"the {name} is {value} at step {step}. Earlier checkpoints are intact. Start a new "
+            "run with a lower --learning_rate, or, in half precision, resume with --dtype float32."
         )
 
 
 def print_line(text: str, stream: TextIO) -> None:
-    """Print `text`, above the progress bar if there is one.
+    """Print `text`. If there is a progress bar, the text appears above it.
 
-    If the reader is gone (`| head`, a closed terminal), only the text is lost.
+    If nobody reads the stream any more (`| head`, a closed terminal), the text is discarded.
     """
     try:
         with tqdm.external_write_mode(stream):
@@ -91,16 +92,16 @@ def print_line(text: str, stream: TextIO) -> None:
 
 
 def discard_output(stream: TextIO) -> None:
-    """Discard all further output to `stream`, also what Python writes when it ends."""
+    """Discard all further output to `stream`, including what Python writes at its end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def quote(path: Path | str) -> str:
-    """`path` as an argument of a command in a shell."""
+    """Return `path` as an argument for a command in a shell."""
     return shlex.quote(shorten(path).as_posix())
 
 
 def shorten(path: Path | str) -> Path:
-    """`path` as seen from the working directory, if it lies below it."""
+    """Return `path` relative to the working directory, if it lies in this directory."""
     path, here = Path(path), Path.cwd()
     return path.relative_to(here) if path.is_relative_to(here) else path

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all; run directories and their locks."""
+"""Writes a file as a whole or not at all. Creates and locks run directories."""
 
 import contextlib
 import errno
@@ -10,16 +10,17 @@ from typing import BinaryIO
 
 from model.system.errors import UserError, quote
 
-NO_FSYNC = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)  # some network file systems refuse it
+NO_FSYNC = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)  # some network file systems refuse fsync
 
 
 @contextlib.contextmanager
 def atomic_write(path: Path) -> Iterator[BinaryIO]:
-    """A file to write that replaces `path` once it is complete and on disk.
+    """Yield a file to write, which replaces `path` when it is complete and on disk.
 
-    If that fails, as on a full disk, `path` is as it was, and a file beside it ends with .tmp.
+    If writing fails, for example on a full disk, `path` stays as it was. The incomplete file
+    remains beside it, with .tmp at the end of its name.
     """
-    temporary = path.with_name(path.name + ".tmp")  # that of a killed process is replaced
+    temporary = path.with_name(path.name + ".tmp")  # replaces a killed process's file
     with open(temporary, "wb") as file:
         yield file
         file.flush()
@@ -33,9 +34,9 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def new_run_dir(out_dir: str | None) -> Iterator[Path]:
-    """Create and lock `out_dir`, or a new folder under runs/ named after the time.
+    """Create and lock `out_dir`, or without it a folder in runs/ with the time as its name.
 
-    Raises UserError if it is not empty or cannot be made. If nothing is written to it, it is
+    Raises UserError if the folder is not empty or cannot be created. At the end, an empty folder is
     removed again.
     """
     path = Path(os.path.expanduser(out_dir or datetime.now().strftime("runs/%Y%m%d-%H%M%S")))
@@ -48,21 +49,22 @@ def new_run_dir(out_dir: str | None) -> Iterator[Path]:
     with lock_run_dir(path):
         if any(path.iterdir()):
             raise UserError(
-                f"out_dir {path} is not empty. Name another folder, or if a last.pt is in it, "
-                f"--resume {quote(path)}."
+                f"out_dir {path} is not empty. Name another folder, or continue the run in this "
+                f"folder with --resume {quote(path)}."
             )
         try:
             yield path
         finally:
-            with contextlib.suppress(OSError):  # not empty
+            with contextlib.suppress(OSError):  # the folder is not empty
                 path.rmdir()
 
 
 @contextlib.contextmanager
 def lock_run_dir(run_dir: Path) -> Iterator[Path]:
-    """Hold the lock of a run directory. Raises UserError if another process holds it.
+    """Lock a run directory inside `with`. Raises UserError if another process holds the lock.
 
-    The lock ends with the process, however it ends. Windows and some file systems have no locks.
+    The system releases the lock of a process that ends, even if the process is killed. On Windows
+    and on some file systems, nothing is locked.
     """
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(ImportError, OSError):

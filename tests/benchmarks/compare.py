@@ -1,15 +1,16 @@
-"""Does my idea help? Two networks, or two settings, trained with several seeds.
+"""Does my idea help? Compare two networks, or two settings, over several seeds.
 
     python -m tests.benchmarks.compare mine quill [--seeds N] [--data TEXT ...] [--KEY VALUE ...]
     python -m tests.benchmarks.compare quill quill --a.learning_rate 0.014
 
 The first network is A, the second is B. Flags of train.py go to both, --a.KEY and --b.KEY to one of
-them. Whole runs take turns; nothing else should run meanwhile. None reads the validation text: it
-is cut off first, and the rest is split again in the same way. A network whose loss means nothing
-is refused: a test in tests/model/test_networks.py finds it.
+them. Runs of A and B take turns. Nothing else should run meanwhile. No run reads the validation
+text: compare cuts the validation text off first, and splits the rest again in the same way. If the
+loss of a network means nothing, a test in tests/model/test_networks.py finds that, and compare
+refuses the network.
 
-Equal time: if the speeds differ by more than 3 %, A is trained again with as many steps as it can
-make in B's time. The answer is about equal time.
+The answer is about equal time. If the speeds differ by more than 3 %, A is trained again, with as
+many steps as A can make in B's time.
 """
 
 import argparse
@@ -32,10 +33,11 @@ from model.run.setup import parse_train_command
 from model.system.errors import UserError, report_errors
 
 ROOT = Path(__file__).parents[2]
-SAME_SPEED = 0.03  # speeds that differ by less are equal
-LOSS_PER_LN_TIME = 0.08  # nats: e times the time lowers the default run's loss by about this
-# Not to be given: what compare decides, what the clock decides, and weights that may have been
-# trained on the text that validates here.
+SAME_SPEED = 0.03  # a smaller difference between speeds is ignored
+# With e times the time, the loss of a default run is lower by about this number of nats.
+LOSS_PER_LN_TIME = 0.08
+# compare chooses the seed and the folder itself. A run with --minutes depends on the clock. The
+# weights of --init_from may have been trained on the text that validates here.
 REFUSED = {"seed", "out_dir", "minutes", "init_from"}
 # The 0.975 quantile of Student's t, by degrees of freedom
 STUDENT_T = {2: 4.303, 4: 2.776, 6: 2.447, 8: 2.306, 10: 2.228, 14: 2.145, 18: 2.101, 38: 2.024}
@@ -44,10 +46,10 @@ STUDENT_T = {2: 4.303, 4: 2.776, 6: 2.447, 8: 2.306, 10: 2.228, 14: 2.145, 18: 2
 def difference(
     losses_a: list[float], losses_b: list[float], speed_error: float = 0.0
 ) -> tuple[float, float, float]:
-    """The mean loss of A minus that of B, in nats, and its 95 % interval.
+    """Return the mean loss of A minus the mean loss of B, in nats, and the 95 % interval.
 
-    Seeds are not paired: the same one means little in two networks. `speed_error` is the standard
-    error of ln(speed of A / speed of B).
+    Losses are not paired by seed, because the same seed means little in two networks. `speed_error`
+    is the standard error of ln(speed of A / speed of B).
     """
     seeds = len(losses_a)
     deviation = math.hypot(stdev(losses_a), stdev(losses_b)) / math.sqrt(2)
@@ -58,21 +60,21 @@ def difference(
 
 
 def answer(low: float, high: float, a: str) -> str:
-    """What the interval says, in words."""
+    """Say in a sentence what the interval means."""
     if low > 0 or high < 0:
         return f"{a} is {'worse' if low > 0 else 'better'}."
-    return f"No difference is shown; one larger than {max(-low, high):.3f} is unlikely."
+    return f"No difference is shown. A difference larger than {max(-low, high):.3f} is unlikely."
 
 
 def parse(argv: list[str]) -> tuple[argparse.Namespace, list[list[str]]]:
-    """compare's own arguments; flags for train.py: those of A, those of B, and the text's."""
+    """Return compare's own arguments, and lists of flags for train.py: A's, B's and the text's."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("networks", nargs=2, help="files in model/networks, without .py")
-    parser.add_argument("--seeds", type=int, default=3, help="runs of each (default 3)")
+    parser.add_argument("networks", nargs=2, help="names of files in model/networks, without .py")
+    parser.add_argument("--seeds", type=int, default=3, help="runs of each network (default 3)")
     args, words = parser.parse_known_args(argv)
     if args.seeds < 2:
-        raise UserError(f"seeds is {args.seeds}. An interval needs two or more.")
+        raise UserError(f"seeds is {args.seeds}. An interval needs two or more seeds.")
     flags: list[list[str]] = [*(["--network", network] for network in args.networks), []]
     owners = [0, 1]
     for word in words:
@@ -83,11 +85,11 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[list[str]]]:
             flags[owner].append(re.sub("^--[ab][.]", "--", word))
     given = [parse_train_command(words) for words in flags]
     if wrong := sorted(REFUSED & {*given[0], *given[1]}):
-        raise UserError(f"{wrong[0]} cannot be given here.")
+        raise UserError(f"{wrong[0]} cannot be given here. Leave it out.")
     if make_config(DataConfig, given[0]) != make_config(DataConfig, given[1]):
-        raise UserError("A and B need the same text, split alike. Give its flags to both.")
+        raise UserError("A and B need the same text, split alike. Give both the flags of the text.")
     for network in args.networks:
-        network_class(network)  # raises UserError if there is none
+        network_class(network)  # raises UserError if there is no such file
     name = "tests/model/test_networks.py::test_the_loss_means_something"
     command = [sys.executable, "-m", "pytest", "-n0"]
     command += [f"{name}[{network}]" for network in args.networks]
@@ -99,7 +101,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[list[str]]]:
 
 
 def train(flags: list[str], text: Path, seed: int, out_dir: Path) -> dict[str, Any]:
-    """The summary of a run, with the seconds that its steps take. Its errors end the program."""
+    """Make a run. Return its summary, with the seconds of its steps. An error ends the program."""
     command = [sys.executable, ROOT / "train.py", *flags, "--data", text, "--encoding", "utf-8"]
     command += ["--seed", str(seed), "--out_dir", out_dir]
     if status := subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode:
@@ -112,7 +114,7 @@ def train(flags: list[str], text: Path, seed: int, out_dir: Path) -> dict[str, A
 
 
 def print_table(a: str, b: str, runs: list[list[dict]]) -> None:
-    """Losses, speeds and the answer. `runs` are those of A, of B, and of A in B's time."""
+    """Print losses, speeds and the answer. `runs` has the runs of A, of B, and of A in B's time."""
     losses = [[run["val_loss"] for run in of_variant] for of_variant in runs]
     in_time = losses[2] if len(losses) > 2 else losses[0]
     pairs = zip(runs[0], runs[1], strict=True)
@@ -134,7 +136,7 @@ def print_table(a: str, b: str, runs: list[list[dict]]) -> None:
 
 @report_errors
 def main(argv: list[str]) -> None:
-    """Make the runs in turn, print the table."""
+    """Make the runs in turn. Print the table."""
     args, flags = parse(argv)
     folder = Path("runs/compare", time.strftime("%Y%m%d-%H%M%S"))
     folder.mkdir(parents=True)
@@ -145,7 +147,7 @@ def main(argv: list[str]) -> None:
     names = [a, b] if a != b else [f"{a} (A)", f"{b} (B)"]
     runs: list[list[dict]] = [[], []]
     seeds = range(1, args.seeds + 1)
-    for i in (0, 1):  # one step of each shows whether all settings are right
+    for i in (0, 1):  # one step of each network shows whether all settings are right
         train([*flags[i], "--max_iters", "1"], text, 0, folder / f"{'ab'[i]}, one step")
     for seed in seeds:
         for i in (0, 1):

@@ -1,9 +1,9 @@
-"""README's losses and times on a CPU: nanoGPT's CPU command, Quill, Quill until nanoGPT's loss.
+"""Measures losses and times on a CPU for README: python -m tests.benchmarks.tables NANOGPT [FLAGS]
 
-python -m tests.benchmarks.tables NANOGPT [--key value ...], where NANOGPT is a clone of
-karpathy/nanoGPT (its prepare.py needs `pip install requests`). The flags go to Quill's train.py.
-Nothing else should run. A CPU with more than AVX2 can do as if: ATEN_CPU_CAPABILITY=avx2
-ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2, and --dtype float32.
+The rows are nanoGPT's CPU command, Quill, and Quill until it has nanoGPT's loss. NANOGPT is a clone
+of karpathy/nanoGPT, whose prepare.py needs `pip install requests`. FLAGS go to Quill's train.py.
+Nothing else should run meanwhile. A CPU that has more than AVX2 uses only AVX2 with --dtype float32
+and the variables ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2.
 """
 
 import re
@@ -18,7 +18,7 @@ from data.reader import tiny_shakespeare
 
 ROOT = Path(__file__).parents[2]
 SEEDS = ("1", "2", "3")
-# nanoGPT's README, "I only have a macbook"
+# This command is in nanoGPT's README, under "I only have a macbook".
 CPU_COMMAND = "train.py config/train_shakespeare_char.py --device=cpu --compile=False"
 CPU_COMMAND += " --eval_iters=20 --log_interval=1 --block_size=64 --batch_size=12 --n_layer=4"
 CPU_COMMAND += " --n_head=4 --n_embd=128 --max_iters=2000 --lr_decay_iters=2000 --dropout=0.0"
@@ -40,7 +40,7 @@ print(nats / (len(ids) - 1))
 
 
 def nanogpt(clone: str) -> tuple[float, float]:
-    """Return the seconds of nanoGPT's CPU command, and its loss on all of the validation split."""
+    """Return the seconds of nanoGPT's CPU command, and the loss on the whole validation split."""
     with tempfile.TemporaryDirectory() as name:
         work = Path(shutil.copytree(clone, f"{name}/nanogpt"))
 
@@ -56,7 +56,7 @@ def nanogpt(clone: str) -> tuple[float, float]:
 
 
 def quill(*flags: str) -> list[tuple[float, float]]:
-    """Return the seconds and the loss of `python train.py` at each evaluation, and at its end."""
+    """Return the seconds and the loss of `python train.py` at each evaluation and at the end."""
     rows, start_time = [], time.perf_counter()
     with tempfile.TemporaryDirectory() as out:
         command = [sys.executable, "train.py", *flags, "--out_dir", f"{out}/run"]

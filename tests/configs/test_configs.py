@@ -1,4 +1,4 @@
-"""Tests of the config: types of keys, flags, presets, their order, and what is refused."""
+"""Tests of the config: types of keys, flags, presets, their precedence, refused values."""
 
 import contextlib
 import re
@@ -21,7 +21,7 @@ from model.run.setup import parse_train_command
 PRESETS = Path(configs.__file__).parent
 PARSER = ConfigParser(TrainConfig, usage="", description="")
 HELP = "100 % (or so)"
-NEW_KEYS = {  # a type, its default, values on the command line and what they mean, wrong values
+NEW_KEYS = {  # kind of key: (type, default, {value on the command line: its meaning}, wrong values)
     "int": (Annotated[int, HELP], 3, {"-5": -5}, ["x", "1.5", "nan", "1e3", ""]),
     "from 1 to 9": (Annotated[int, HELP, "[1, 9]"], 3, {"1": 1, "9": 9}, ["0", "10", "9" * 400]),
     "float": (Annotated[float, HELP], 0.5, {"1": 1.0}, ["x", "nan", "inf", "-1e999", ""]),
@@ -35,7 +35,7 @@ NEW_KEYS = {  # a type, its default, values on the command line and what they me
 
 
 def config_with(hint: Any, default: object) -> type:
-    """A config with one key, which is declared like those of configs/settings.py."""
+    """Return a config class with one key, declared like the keys in configs/settings.py."""
 
     @dataclass(frozen=True)
     class Group:
@@ -58,7 +58,7 @@ def test_a_declared_key_is_a_flag_and_a_toml_key(kind):
         assert (config.new_key, type(config.new_key)) == (value, type(value))
         Path("p.toml").write_text(to_toml(config))
         assert make_config(config_class, parser.parse_preset("p.toml")) == config
-    if kind == "bool":  # what a preset turned on can be turned off
+    if kind == "bool":  # a flag can turn off a setting that a preset turned on
         assert parser.parse(["--no-new_key"]) == {"new_key": False}
 
 
@@ -81,7 +81,7 @@ def test_help_shows_each_flag_with_its_interval_and_default(monkeypatch, capsys)
         _, help_text, *marks = get_args(hints[key.name])
         words = " ".join([help_text, *(mark for mark in marks if mark[0] in "[(")])  # an interval
         if key.name in recipe(Budget()):
-            words += f" (by the recipe; {key.default} with a preset)"
+            words += f" (the recipe chooses; {key.default} with a preset)"
         elif key.default not in (None, ""):
             words += f" (default {key.default})"
         flag = rf"--{key.name},? \S+( \[PATH \.\.\.\])?"
@@ -89,7 +89,7 @@ def test_help_shows_each_flag_with_its_interval_and_default(monkeypatch, capsys)
 
 
 train_values = {
-    # argparse drops a lone "--"; such a file can be named ./--
+    # argparse drops a lone "--". A file of this name can be given as ./--
     "data": st.tuples(
         st.text(st.characters(codec="utf-8", exclude_characters="\0\x7f"), min_size=1)
         .filter(lambda text: text != "--")
@@ -113,35 +113,35 @@ def test_a_config_survives_toml_and_dict(values):
 
 SMALL = "--device=cpu --n_layer=1 --n_head=2 --n_embd=16 --block_size=16 --batch_size=4"
 SMALL += " --max_iters=1 --dtype=float32"
-SPECIAL = {"network": "gpt", "dtype": "bfloat16"}  # other values that are valid here
+SPECIAL = {"network": "gpt", "dtype": "bfloat16"}  # `other_flag` takes these values
 RECIPE_INPUTS = {"data", "encoding", "val_fraction", "minutes", "device", "init_from"}
 
 
 def config_of_run(text_file: Path, run: str, flags: list[str]) -> dict[str, Any]:
-    """What a run without a preset trains with."""
+    """Make a run without a preset. Return the settings that it trains with."""
     argv = [f"--data={text_file}", *SMALL.split(), *flags, f"--out_dir={run}"]
     assert train.main(argv) == 0
     return PARSER.parse_preset(f"{run}/config.toml")
 
 
 def other_flag(name: str, value: Any) -> str:
-    """A flag that gives a setting another value than this, by its type and its interval."""
+    """Return a flag that changes a setting from `value` to another value that is valid."""
     kind, _, *marks = get_args(get_type_hints(TrainConfig, include_extras=True)[name])
     if kind is bool:
         return f"--no-{name}" if value else f"--{name}"
     if kind in (int, float):
         parser = ConfigParser(config_with(Annotated[(kind, HELP, *marks)], value), "", "")
         for other in (2 * value, value // 2 if kind is int else value / 2, value + kind(1), 0.5):
-            with contextlib.suppress(SystemExit):  # outside of the interval
+            with contextlib.suppress(SystemExit):  # the value may be outside the interval
                 if other != value and parser.parse([f"--new_key={other}"]):
                     return f"--{name}={other}"
     return f"--{name}={SPECIAL.get(name, (get_args(kind) or ['other'])[-1])}"
 
 
 def test_a_flag_changes_only_itself(text_file):
-    """Some runs have, and some lack, the flags whose numbers have a certain bit.
+    """For each bit, one run has the flags with this bit in their number, another run the others.
 
-    So for each two flags there is a run with the first and without the second.
+    So for any two flags, there is a run that has the first flag and lacks the second.
     """
     before = config_of_run(text_file, "before", [])
     unused = {*RECIPE_INPUTS, "out_dir", *marked(TrainConfig, OPTIONAL)}
@@ -162,9 +162,9 @@ def test_flags_override_the_preset_and_the_preset_overrides_defaults():
     Path("p.toml").write_text("data = 'é'\nn_layer = 3\nn_embd = 96", "utf-8-sig")
     config = from_command_line("p.toml", "--n_layer", "5", "--n_head", "6")
     assert (config.n_layer, config.n_embd) == (5, 96)
-    assert config.n_head == 6  # does not divide the default n_embd, but the preset's
+    assert config.n_head == 6  # 6 divides the preset's n_embd, but not the default n_embd
     assert config.block_size == TrainConfig().block_size
-    assert config.data == (str(Path.cwd() / "é"),)  # a run resumes from any folder
+    assert config.data == (str(Path.cwd() / "é"),)  # absolute, so a run resumes from any folder
 
 
 def test_texts_may_be_given_one_by_one():

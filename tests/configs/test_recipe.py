@@ -1,4 +1,4 @@
-"""Tests of the recipe: it is valid for every text and time, and spends the computation there is."""
+"""Tests of the recipe: its settings are valid and use the available computation."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -23,21 +23,21 @@ budgets = st.builds(
     parameters=st.just(0) | st.integers(1, 10**10),
     block_size=st.sampled_from([1, 64, 256, 1024]),
 )
-BORDERS = [row[0] for rows in SIZES.values() for row in rows if row[0]]  # lengths of texts
+BORDERS = [row[0] for rows in SIZES.values() for row in rows if row[0]]  # text lengths in SIZES
 
 
 def chars(settings: dict) -> int:
-    """How many characters the run reads."""
+    """Return how many characters the run reads."""
     return settings["max_iters"] * settings["batch_size"] * settings["block_size"]
 
 
 def network(settings: dict) -> int:
-    """Parameters in the blocks that the recipe chooses."""
+    """Return the number of parameters in the blocks that the recipe chooses."""
     return block_parameters(settings["n_layer"], settings["n_embd"])
 
 
 def flops(budget: Budget, settings: dict) -> float:
-    """Of the run. A step with the average's forward pass costs 4/3."""
+    """Return the computation of the run. The average's forward pass adds a third to a step."""
     parameters = budget.parameters or network(settings)
     return step_flops(parameters, chars(settings)) * (4 / 3 if settings["ema_decay"] else 1)
 
@@ -56,7 +56,7 @@ def test_the_defaults_are_the_recipe_for_tiny_shakespeare():
 
 @pytest.mark.parametrize(
     ("characters", "steps", "evaluations", "others"),
-    [  # of a CPU without --minutes, as they were fitted: 2 x 128, batches of 8 x 256
+    [  # fitted on a CPU without --minutes: a network of 2 x 128, batches of 8 x 256
         (10_000, 91, 9, (0.01, 0.995, 0.7, 0.4, 1.0)),
         (20_000, 175, 10, (0.01, 0.995, 0.72, 0.4, 1.0)),
         (50_000, 439, 10, (0.01, 0.995, 0.76, 0.3, 1.0)),
@@ -77,7 +77,7 @@ def test_default_runs_have_the_fitted_settings(characters, steps, evaluations, o
 
 
 def test_runs_on_a_gpu_have_the_fitted_settings():
-    """The default run, and one of a minute on an H200 (docs/recipe.md, "Results")."""
+    """One is the default run, one takes a minute on an H200 (docs/recipe.md, "Results")."""
     keys = ("n_layer", "n_embd", "block_size", "batch_size", "max_iters", "learning_rate")
     keys += ("ema_decay", "train_temperature", "dropout", "weight_decay")
     for budget, expected in (
@@ -95,13 +95,14 @@ lengths |= st.floats(2.5, 12).map(lambda exponent: int(10**exponent))
 @example(Budget(flops=2.2e14, device="cuda"), 149_999, 150_000, 1.0, True)
 @example(Budget(), 64_000, 68_000, 1.0, True)
 def test_more_text_or_computation_gives_no_less(budget, length, other, factor, more_text):
-    """Never a smaller network, fewer characters for the same network, or a shorter run."""
+    """The network does not shrink, nor does the computation. The same network reads no less."""
     less = replace(budget, minutes=0.0, train_chars=min(length, other))
     more = replace(less, flops=less.flops * factor)
     if more_text:
         more = replace(less, train_chars=max(length, other))
     before, after = recipe(less), recipe(more)
-    # A short text gets a larger network rather than be read so often, which a longer one need not.
+    # If a run would read a short text too often, the recipe chooses a larger network instead. For a
+    # longer text, that may be unnecessary.
     assume(
         not more_text or flops(less, before) < step_flops(network(before), 18 * less.train_chars)
     )

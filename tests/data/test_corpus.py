@@ -1,4 +1,4 @@
-"""Tests of the corpus: its vocabulary, training batches, and evaluation of every character once."""
+"""Tests of the corpus: its vocabulary, its training batches, its evaluation batches."""
 
 import itertools
 from pathlib import Path
@@ -23,7 +23,7 @@ from tests.conftest import LINES
 
 
 def numbered_text(length: int, val_fraction: float = 0.1, val_split: str = "end") -> Corpus:
-    """A text of different characters in order, so that an id is a position."""
+    """Return a corpus of different characters in order, so that an id is a position."""
     text = "".join(map(chr, range(0x10000, 0x10000 + length)))
     Path("numbered.txt").write_text(text, "utf-8")
     return open_corpus(
@@ -32,7 +32,7 @@ def numbered_text(length: int, val_fraction: float = 0.1, val_split: str = "end"
 
 
 def of(block_size: int, batch_size: int, seed: int) -> TrainConfig:
-    """The settings that a batch depends on."""
+    """Return a config with the settings that a batch depends on."""
     return TrainConfig(block_size=block_size, batch_size=batch_size, seed=seed)
 
 
@@ -72,7 +72,7 @@ def test_an_epoch_uses_every_example_once(length, block_size, seed, epoch):
 @pytest.mark.parametrize("val_fraction", [0.1, 0.7])
 @pytest.mark.parametrize("val_split", ["end", "spread"])
 def test_training_and_validation_use_each_character_once(length, val_fraction, val_split):
-    """And in the order of the text."""
+    """Both keep the order of the text."""
     opened = numbered_text(length, val_fraction, val_split)
     train_N, val_N = np.split(opened.ids_N.astype(int), [opened.train_chars])
     assert set(train_N) | set(val_N) == set(range(length))
@@ -86,7 +86,7 @@ def test_training_and_validation_use_each_character_once(length, val_fraction, v
         assert opened.train_chars == int(length * (1 - val_fraction))
         return
     stretches = np.split(val_N, np.flatnonzero(np.diff(val_N) > 1) + 1)
-    assert len(stretches) == pieces  # one at the end of each equal piece
+    assert len(stretches) == pieces  # one stretch at the end of each equal piece
     ends = np.array([stretch[-1] + 1 for stretch in stretches])
     np.testing.assert_allclose(ends, length / pieces * np.arange(1, len(ends) + 1), atol=1)
     assert np.ptp([len(stretch) for stretch in stretches]) <= 2
@@ -101,7 +101,7 @@ def test_example_order_is_randomly_reshuffled_per_epoch_and_seed():
 
 def test_example_order_is_independent_of_batch_size_and_rows():
     opened = numbered_text(640)
-    examples_NT, _ = opened.batch(of(8, 240, 1), 0, slice(None))  # of several epochs
+    examples_NT, _ = opened.batch(of(8, 240, 1), 0, slice(None))  # the examples of several epochs
     for batch_size, step in ((1, 7), (2, 100), (80, 2)):
         batch_BT = examples_NT[step * batch_size : (step + 1) * batch_size]
         for rows in (slice(None), slice(1), slice(batch_size // 2, batch_size)):

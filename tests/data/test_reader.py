@@ -1,4 +1,4 @@
-"""Tests of the reader: files to text, the download of Tiny Shakespeare."""
+"""Tests of the reader: text from files, and the download of Tiny Shakespeare."""
 
 import hashlib
 import io
@@ -33,7 +33,7 @@ def test_paths_are_read_in_their_order_whatever_their_endings(tmp_path):
 
 
 def test_a_folder_is_read_whole_except_hidden_names_or_refused(tmp_path, monkeypatch):
-    folder = tmp_path / ".hidden"  # that the user has named it is enough
+    folder = tmp_path / ".hidden"  # a hidden folder is read if the user names it
     write_all(folder, "a/b.txt", "mine.txt", ".git/c.txt", "a/.d.txt", "a/.e/f.txt")
     write_all(folder, reader.PATH.name)
     (folder / "n.txt").symlink_to("a/b.txt")
@@ -41,7 +41,7 @@ def test_a_folder_is_read_whole_except_hidden_names_or_refused(tmp_path, monkeyp
     assert find_text_files([str(folder)]) == [folder / name for name in names]
     scandir = os.scandir
 
-    def scandir_or_refuse(path):  # root may read every folder
+    def scandir_or_refuse(path):  # simulates a refusal, because root may read every folder
         if Path(path).name == "a":
             raise PermissionError(13, "Permission denied", str(path))
         return scandir(path)
@@ -57,7 +57,7 @@ def test_the_advice_for_wrong_bytes_leaves_only_them_out():
     with pytest.raises(UserError) as refused:
         read_text(Path("FILE"), "utf-8")
     command = re.search(r"iconv .*? > clean.txt", str(refused.value))[0]
-    subprocess.run(command, shell=True, check=False)  # iconv also says that bytes were wrong
+    subprocess.run(command, shell=True, check=False)  # iconv also reports the wrong bytes
     assert read_text(Path("clean.txt"), "utf-8") == content.decode("utf-8", "ignore")
 
 
@@ -76,13 +76,13 @@ def test_a_pipe_and_standard_input_are_read(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["base64", "rot13", "missing", "utf-9", ""])
 def test_a_name_that_is_no_encoding_of_text_is_refused(text_file, name):
-    with pytest.raises(UserError, match="Python does not know it"):
+    with pytest.raises(UserError, match="Python does not know this encoding"):
         read_text(text_file, name)
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16-le", "utf-32-le", "utf-32-be"])
 def test_byte_order_marks_are_dropped(text_file, encoding):
-    """Also inside, as in what `cat` makes of several files."""
+    """If `cat` joins several files, there are marks inside the text. They are dropped, too."""
     text_file.write_bytes("\ufeff\ufeffa\ufeffb\ufeff".encode(encoding))
     assert read_text(text_file, encoding) == "ab"
 
@@ -107,7 +107,7 @@ def test_the_first_byte_that_is_not_utf_8_is_named(text_file, at):
     content = bytearray("é" * 5 + "a" * 400, "utf-8")
     content[at] = 0xFF
     text_file.write_bytes(content)
-    offset = at - 1 if at in (5, 9) else at  # of a broken pair, the first byte is invalid
+    offset = at - 1 if at in (5, 9) else at  # in a broken pair, the first byte is invalid
     byte = f"0x{content[offset]:02x}"
     with pytest.raises(UserError, match=rf"{text_file} .*{byte} at offset {offset}\..*--encoding"):
         read_text(text_file, "utf-8")
@@ -124,7 +124,7 @@ def path(tmp_path, monkeypatch):
 
 
 def serve(monkeypatch, at_url: bytes | None, in_wheel: bytes | None) -> None:
-    """What the two sources contain; None is out of reach."""
+    """Simulate the two sources of the text. A source that is None is out of reach."""
 
     def urlopen(url: str, timeout: float) -> io.BytesIO:
         if at_url is None:

@@ -31,7 +31,7 @@ def test_unknown_characters_are_refused_and_named(known, text):
 
 @given(st.text("aeé ñ각ﬁ\u0301\u0303", min_size=1), st.permutations(["NFC", "NFD"]))
 def test_a_text_in_the_other_unicode_form_is_known(text, forms):
-    """But characters that are known are never replaced."""
+    """If all characters of the text are known, none of them is replaced."""
     known, other = (unicodedata.normalize(form, text) for form in forms)
     tokenizer = CharTokenizer("".join(sorted(set(known))))
     ids_N = tokenizer.encode(other)

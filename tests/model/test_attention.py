@@ -22,16 +22,16 @@ def randn(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def random_qkv(T: int, S: int) -> list[torch.Tensor]:
-    """Of two texts and three heads of width 4."""
+    """Return random queries, keys and values for two texts and three heads of width 4."""
     return [randn(2, 3, length, 4, seed=i) for i, length in enumerate((T, S, S))]
 
 
 def attend_in_a_loop(q_TD, k_SD, v_SD, window=None):
-    """Attention position by position, with no tensor operation larger than a dot product."""
+    """Compute attention position by position. The largest tensor operation is a dot product."""
     (T, D), S = q_TD.shape, len(k_SD)
     outputs = []
     for t in range(T):
-        end = S - T + t + 1  # the mask: no later key
+        end = S - T + t + 1  # the mask hides later keys
         visible = range(max(0, end - (window or S)), end)
         exponentials = [(q_TD[t] @ k_SD[s] / D**0.5).exp() for s in visible]
         weights = [exponential / sum(exponentials) for exponential in exponentials]
@@ -72,7 +72,8 @@ def test_weights_sum_to_1_and_output_in_convex_hull(window):
     weights, out = attention_weights(q, 5 * k, window), attend(q, 5 * k, v, window)
     assert (weights >= 0).all()
     torch.testing.assert_close(weights.sum(-1), torch.ones(2, 3, 5).double())
-    directions = randn(4, 500, seed=3)  # no point of the hull is farther out than all values
+    # In every direction, some value is at least as far out as any point of the convex hull.
+    directions = randn(4, 500, seed=3)
     assert ((out @ directions).amax(-2) <= (v @ directions).amax(-2) + 1e-12).all()
 
 
@@ -86,14 +87,14 @@ def test_equal_keys_average_values_and_far_key_selects_one():
 
 @pytest.mark.parametrize("D", [4, 64, 256])
 def test_scaling_keeps_the_variance_of_the_scores_at_1(D):
-    q, k = randn(400, 1, D, seed=1), randn(400, 50, D, seed=2)  # the last query sees all keys
+    q, k = randn(400, 1, D, seed=1), randn(400, 50, D, seed=2)  # the only query sees all keys
     assert (q @ k.mT).var().item() == pytest.approx(D, rel=0.1)
-    scores = attention_weights(q, k).log()  # up to a constant in each row
+    scores = attention_weights(q, k).log()  # the scores, up to a constant in each row
     assert (scores - scores.mean(-1, keepdim=True)).var().item() == pytest.approx(1, rel=0.1)
 
 
 def random_attention(network: ModuleType = quill) -> nn.Module:
-    """Three heads of width 4, in which no matrix is zero."""
+    """Return an attention layer with three heads of width 4, in which no matrix is zero."""
     torch.manual_seed(1)
     attention = network.Attention(GPTConfig(n_embd=12, n_head=3)).double()
     nn.init.normal_(attention.proj.weight)

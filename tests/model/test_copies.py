@@ -1,4 +1,4 @@
-"""Copies of our networks with a changed line: everything follows, as for the original."""
+"""Tests of edited copies of our networks: training, sampling and the page follow the edit."""
 
 import sys
 from pathlib import Path
@@ -31,7 +31,6 @@ def test_a_copy_trains_scores_and_resumes(network, edit_network, tiny, text_file
 def test_an_edit_of_the_equation_changes_training_sampling_and_page(
     change, dtype, tiny, edit_network, capsys
 ):
-    """In every dtype."""
     results = []
     for i, changes in enumerate(({}, change)):
         edit_network("gpt", changes)

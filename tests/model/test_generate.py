@@ -39,7 +39,7 @@ def test_softmax_is_cut_to_top_k_then_top_p(logits_V, temperature, top_k, top_p)
     assert kept.sum() <= k
     assert uncut_V[kept].min() >= uncut_V[~kept].max(initial=0)
     np.testing.assert_allclose(probs_V[kept], uncut_V[kept] / uncut_V[kept].sum())
-    shares = uncut_V[kept] / np.sort(uncut_V)[-k:].sum()  # of the k likeliest
+    shares = uncut_V[kept] / np.sort(uncut_V)[-k:].sum()  # shares among the k likeliest
     assert top_p - 1e-9 <= shares.sum() < top_p + shares.min() + 1e-9
 
 
@@ -86,7 +86,7 @@ def test_it_reads_the_whole_text_or_the_last_block_size_characters(
 
 
 def written(pieces: list[tuple[int, str]], i: int) -> str:
-    """Text i."""
+    """Return text i, joined from its pieces."""
     return "".join(piece for number, piece in pieces if number == i)
 
 

@@ -1,6 +1,6 @@
-"""Tests of every network in model/networks/, also of one of your own.
+"""Tests of every network in model/networks/. They test a network of your own, too.
 
-They need only what model/networks/__init__.py says of a network. Run those of one network with
+The tests use only the interface that model/networks/__init__.py describes. To test one network:
 python -m pytest -n 0 tests/model/test_networks.py -k NAME
 """
 
@@ -36,14 +36,14 @@ def has_cache(network: str) -> bool:
 
 @pytest.fixture
 def in_float64() -> Iterator[None]:
-    """Rounding is then far below any difference that a mistake makes."""
+    """Compute in float64, so that rounding is far smaller than the effect of any mistake."""
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)
 
 
 def random_gpt(V: int = 11, network: str = "quill", **settings: float) -> nn.Module:
-    """A network as if trained, in which no parameter is as at the start. In float64."""
+    """Return a float64 network in which no parameter has its initial value, as after training."""
     torch.manual_seed(0)
     model = make_network(replace(CONFIG, network=network, **settings), V).double().eval()
     for parameter in model.parameters():
@@ -60,7 +60,7 @@ def random_ids(*shape: int, V: int = 11) -> torch.Tensor:
 @pytest.mark.parametrize("block_size", [1, 2, 12, 40, 100])
 @pytest.mark.parametrize("network", list(filter(has_cache, NETWORKS)))
 def test_cached_logits_equal_uncached_ones(network, block_size, cuts):
-    """Also where the text is longer than block_size, and attention no longer sees all of it."""
+    """The text may be longer than block_size. Then attention sees only a part of the text."""
     model, cache = random_gpt(network=network, block_size=block_size), Cache()
     ids_BT = random_ids(2, sum(cuts))
     with torch.no_grad():
@@ -146,27 +146,28 @@ def test_training_resumes_exactly(network, tiny, monkeypatch):
 
 @torch.no_grad()
 def find_mistake(network: str, block_size: int) -> str:
-    """Return why the loss of a network means nothing, or "".
+    """Return why the loss of a network means nothing, or "" if the network is sound.
 
-    Equal calls may differ, as with a counter. The logits of an example may depend on the others in
-    its batch. Or logits depend on later characters, as they do if attention has no mask: then it
-    reads the characters that it should predict.
+    Equal calls may give different logits, for example because the network counts its calls. The
+    logits of an example may depend on other examples of the batch. Logits may also depend on later
+    characters, for example if attention has no mask. Then the network reads the characters that it
+    should predict.
     """
     model = make_network(replace(CONFIG, network=network, block_size=block_size), 11).eval()
-    for parameter in model.parameters():  # so that none is zero, as some are at the start
+    for parameter in model.parameters():  # some are zero in a new network
         parameter.add_(0.1 * torch.randn_like(parameter))
     length = min(block_size, 256)
-    start = length // 2 | 1  # odd: no edge of the windows that a network may have
+    start = length // 2 | 1  # odd, so that no window of even width begins here
     ids_BT = torch.arange(length)[None] % 11
     other_BT = ids_BT.clone()
     other_BT[:, start:] = (ids_BT[:, start:] + 1) % 11
     logits = []
     for text_BT in (ids_BT, ids_BT, other_BT):
-        torch.manual_seed(0)  # for a network that draws random numbers here, too
+        torch.manual_seed(0)  # a network may draw random numbers here, too
         logits.append(model(torch.cat((text_BT, ids_BT, text_BT))))
     first, again, other = logits
     if not torch.equal(first, again):
-        return "gives different logits in two equal calls, so losses do not compare"
+        return "gives different logits in two equal calls, so its losses cannot be compared"
     if (first[1] - other[1]).abs().max() > 1e-4 * first.abs().max():
         return "mixes the examples of a batch, so its loss depends on which stand together"
     if (first - other)[0, :start].abs().max() > 1e-5 * first.abs().max():
@@ -194,7 +195,7 @@ def test_a_network_without_a_mask_looks_ahead(network, block_size, edit_network)
 
 
 def test_a_network_whose_layers_begin_with_zeros_looks_ahead(edit_network):
-    """Although its first logits depend on no other character."""
+    """At the start its layers add zeros, so its logits depend on no other character."""
     init = "nn.init.normal_(parameter, std=0.02 * (2 * self.config.n_layer) ** -0.5)"
     edit_network("gpt", NO_MASK["gpt"] | {init: "nn.init.zeros_(parameter)"})
     assert "looks ahead" in mistake_of_mine()
@@ -217,7 +218,7 @@ def test_a_network_with_a_counter_does_not_repeat(edit_network):
     ],
 )
 def test_a_network_that_mixes_the_examples_of_a_batch_is_found(mix, edit_network):
-    """Without batch_first, nn.MultiheadAttention takes the batch for the time."""
+    """Without batch_first, nn.MultiheadAttention takes the batch dimension for the time."""
     line = "return self.head(norm(x_BTC))"
     mix = mix.replace("64", str(CONFIG.n_embd))
     edit_network("quill", {line: f"x_BTC = x_BTC + {mix}\n        {line}"})
@@ -233,7 +234,7 @@ def test_a_network_that_draws_random_numbers_does_not_look_ahead(edit_network):
 
 @pytest.mark.parametrize("width", [2, 8, 64, 128])
 def test_a_network_that_looks_ahead_within_windows_looks_ahead(edit_network, width):
-    """Each character sees all of its window, in which those of one half of the text may lie."""
+    """Each character sees its whole window. Two windows of 128 are the two halves of the text."""
     code = f"""x_BTC = self.dropout(self.embedding(ids_BT) + self.position(positions_T))
         parts = [x.mean(1, keepdim=True).expand_as(x) for x in x_BTC.split({width}, dim=1)]
         x_BTC = x_BTC + torch.cat(parts, dim=1)"""

@@ -21,7 +21,7 @@ def tiny_model() -> GPT:
 def optimizer_step(
     config: OptimConfig, make_grad, model: nn.Module | None = None
 ) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """Every parameter before and after one step with gradients from `make_grad`."""
+    """Return every parameter before and after one step with gradients from `make_grad`."""
     model = model or tiny_model()
     model.blocks[0].requires_grad_(False)
     for parameter in model.parameters():
@@ -35,7 +35,7 @@ def optimizer_step(
 
 
 def copy_matrices(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """A tensor of three or more dimensions is a stack of matrices."""
+    """Copy all matrices. A tensor of three or more dimensions is a stack of matrices."""
     return [matrix.clone() for x in tensors for matrix in x.detach().reshape(-1, *x.shape[-2:])]
 
 
@@ -47,7 +47,7 @@ def test_a_tensor_that_is_a_single_row_goes_to_adamw():
 
 
 def test_a_network_without_blocks_is_adamws_alone():
-    """A table of bigrams, for example."""
+    """A table of bigrams, for example, has no blocks."""
     model = tiny_model()
     model.blocks = nn.ModuleList()
     (adamw,) = make_optimizers(model, OptimConfig(), torch.float32)
@@ -55,7 +55,7 @@ def test_a_network_without_blocks_is_adamws_alone():
 
 
 def test_one_learning_rate_serves_both_optimizers():
-    """The root mean square of a step is about the learning rate, and at most that."""
+    """The root mean square of a step lies between a tenth of the learning rate and all of it."""
     config = OptimConfig(learning_rate=0.01)
     for name, (old, new) in optimizer_step(config, torch.randn_like).items():
         rms = (new - old).square().mean().sqrt().item()
@@ -84,7 +84,7 @@ def test_adamw_alone_updates_all_and_decays_exactly_the_matrices():
 
 
 def move_singular_values(matrix: torch.Tensor) -> torch.Tensor:
-    """What `orthogonalize` approximates: three times a polynomial of the singular values."""
+    """Apply a polynomial to the singular values three times. `orthogonalize` approximates this."""
     U, values, V = torch.linalg.svd(matrix.double(), full_matrices=False)
     values = values / values.norm(p=4)
     for _ in range(3):
@@ -95,7 +95,7 @@ def move_singular_values(matrix: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shape", [(16, 16), (64, 16), (16, 64)])
 def test_orthogonalizing_moves_the_singular_values_close_to_1(shape, dtype):
-    """At every scale. Of values far apart, the small ones stay small."""
+    """The scale does not matter. If singular values are far apart, the small ones stay small."""
     torch.manual_seed(0)
     x_NRC = torch.randn(5, *shape)
     x_NRC[1:3] *= torch.logspace(0, -3, shape[1])  # columns of different lengths
@@ -109,11 +109,11 @@ def test_orthogonalizing_moves_the_singular_values_close_to_1(shape, dtype):
         largest = torch.linalg.matrix_norm(out_RC, 2)
         assert 0.6 < largest < 1.3
     assert (torch.linalg.svdvals(out_NRC[3])[:8] > 0.6).all()
-    assert not out_NRC[4].any()  # of zeros
+    assert not out_NRC[4].any()  # zeros stay zeros
 
 
 def test_muon_step_is_pytorch_muon_with_equal_length_rows(monkeypatch):
-    """PyTorch's steps one matrix at a time. The orthogonalization is not compared here."""
+    """PyTorch's Muon updates one matrix at a time. The test replaces its orthogonalization."""
     name = "_zeropower_via_newtonschulz"
     monkeypatch.setattr(f"torch.optim._muon.{name}", lambda x, *_: move_singular_values(x).float())
     torch.manual_seed(0)
@@ -142,7 +142,7 @@ CLOCKS = st.lists(st.floats(1e-3, 1), min_size=61, max_size=61)  # the time of e
 
 
 def rates_of(config: OptimConfig, seconds: list[float]) -> tuple[np.ndarray, np.ndarray]:
-    """The progress before each step and at the end, and the learning rates there."""
+    """Return the progress before each step and at the end, and the learning rates there."""
     progress = np.cumsum([0.0, *seconds]) / sum(seconds)
     return progress, np.array([learning_rate(step, p, config) for step, p in enumerate(progress)])
 
@@ -151,7 +151,7 @@ def rates_of(config: OptimConfig, seconds: list[float]) -> tuple[np.ndarray, np.
 def test_a_cosine_follows_a_clock_that_runs_unevenly(warmup, seconds):
     config = OptimConfig(warmup_iters=warmup, learning_rate=0.5, min_lr=0.1)
     _, rates = rates_of(config, seconds)
-    assert rates[warmup] == pytest.approx(0.5)  # as the warm-up's next step would be
+    assert rates[warmup] == pytest.approx(0.5)  # the cosine begins at the peak
     assert rates[-1] == pytest.approx(0.1)
     assert (np.diff(rates[warmup:]) <= 1e-12).all()
     assert (np.diff(rates[: warmup + 1]) > 0).all()

@@ -1,4 +1,4 @@
-"""Tests of a trained model in Python. docs/maintain.md, which test_docs.py runs, has examples."""
+"""Tests of a trained model in Python. test_docs.py runs the examples in docs/maintain.md."""
 
 import math
 

@@ -41,22 +41,22 @@ WEIGHTS = """
 
 
 def own_equation(weights: str) -> dict[str, str]:
-    """A change of quill: the weights are this expression of scores_BHTS and visible_TS."""
+    """Return an edit of quill: an expression of scores_BHTS and visible_TS gives the weights."""
     return {f"out_BHTD = {ATTEND}": WEIGHTS.format(weights), IMPORT: f"{IMPORT}, record"}
 
 
 def own_softmax(scores: str) -> dict[str, str]:
-    """A change of quill: the softmax is that of this expression of scores_BHTS."""
+    """Return an edit of quill: the weights are the softmax of an expression of scores_BHTS."""
     return own_equation(f"({scores}).masked_fill(~visible_TS, -torch.inf).softmax(-1)")
 
 
 def instead_of_gelu(expression: str) -> tuple[str, dict[str, str]]:
-    """A change of gpt: another function of x."""
+    """Return an edit of gpt: an expression of x replaces GELU."""
     return "gpt", {"self.gelu(self.fc(x_BTC))": f"(lambda x: {expression})(self.fc(x_BTC))"}
 
 
 def instead_of_attention(expression: str) -> tuple[str, dict[str, str]]:
-    """A change of gpt: another function of x, which mixes positions."""
+    """Return an edit of gpt: an expression of x, which may mix positions, replaces attention."""
     call = "self.dropout(self.attention(self.norm_1(x_BTC)))"
     return "gpt", {call: f"(lambda x: {expression})(self.norm_1(x_BTC))"}
 
@@ -102,13 +102,13 @@ EDITS = {
 
 
 def page_data(html: str) -> dict:
-    """What the page's script reads."""
+    """Return the data that the script of a page reads."""
     content = re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.S)[1]
     return json.loads(content)
 
 
 def unpack(data: dict) -> list[np.ndarray]:
-    """The constants of a page."""
+    """Return the constants of a page."""
     packed, arrays, start = zlib.decompress(base64.b64decode(data["constants"])), [], 0
     for length, kind in data["formats"]:
         dtype = np.dtype({"half": "<f2", "float": "<f4"}[kind])
@@ -119,7 +119,7 @@ def unpack(data: dict) -> list[np.ndarray]:
 
 
 class Script:
-    """The script of the page, without a browser, in V8."""
+    """The script of a page. It runs in V8, without a browser."""
 
     def __init__(self, plan: dict, constants: list[list[float]]) -> None:
         numbers = json.dumps(constants).replace("Infinity", "1e999")
@@ -137,33 +137,33 @@ class Script:
     def run(self, code: str) -> object:
         try:
             return self.engine.eval(code)
-        except py_mini_racer.JSEvalException as error:  # which has the line, with all weights
+        except py_mini_racer.JSEvalException as error:  # it quotes the line, with all weights
             raise AssertionError(f"{str(error)[:200]} ... {str(error)[-200:]}") from None
 
     def eval(self, code: str) -> object:
         return json.loads(self.run(f"JSON.stringify({code} ?? null)"))
 
     def tensor(self, name: str) -> torch.Tensor:
-        """An output, such as `lens[0]`."""
+        """Return an output of the network, such as `lens[0]`."""
         shape, strides, offset, numbers = self.eval(f"values(net.{name})")
         return torch.tensor(numbers).float().as_strided(shape, strides, offset)
 
 
 def open_page(model: nn.Module, ids: list[int]) -> tuple[Script, dict]:
-    """The script of a page of `model`, which has not computed its text yet, and its data."""
+    """Return the script of a page of `model`, and its data. Nothing is computed yet."""
     data = page_data(attention_page(model, VOCAB, ids, ""))
     return Script(data["plan"], [array.tolist() for array in unpack(data)]), data
 
 
 def assert_shows(page: Script, model: nn.Module, ids: list[int]) -> None:
-    """The page has computed what the model computes for this text."""
+    """Check that the page has computed what the model computes for this text."""
     first, n = page.eval("text.first"), page.eval("text.shown.length")
     ids_BT = torch.tensor([ids[first:]])
     with record_attention(model) as calls:
         lens = logit_lens(model, ids_BT)
     for i, logits_BTV in enumerate(lens):
         torch.testing.assert_close(page.tensor(f"lens[{i}]")[:, :n], logits_BTV, **CLOSE)
-    calls = calls[: len(calls) // (1 + len(lens))]  # the others are of the lens
+    calls = calls[: len(calls) // (1 + len(lens))]  # the other calls belong to the lens
     assert page.eval("net.calls.length") == len(calls)
     for i, (_, call) in enumerate(calls):
         for h, t in itertools.product(range(call.weights_BHTS.size(1)), {0, n // 2, n - 1}):
@@ -179,7 +179,7 @@ def assert_shows(page: Script, model: nn.Module, ids: list[int]) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("edit", EDITS)
 def test_page_computes_what_the_model_computes(edit, edit_network):
-    """For a text that grows, shrinks, changes in the middle, becomes longer than the context."""
+    """The text grows, shrinks, changes in the middle and becomes longer than the context."""
     edit_network(*EDITS[edit])
     model, V = random_gpt(len(VOCAB), network="mine", block_size=24).float(), len(VOCAB)
     a, b = random_ids(2, 40, V=V).tolist()
@@ -207,7 +207,7 @@ def test_a_head_that_is_off_hands_nothing_on(network, block_size):
             expected = model(torch.tensor([ids]))
         page.eval(f"(net.setOff([[{block}, {head}]]), text.read({ids}))")
         torch.testing.assert_close(page.tensor("lens[3]")[:, : len(ids)], expected, **CLOSE)
-        page.eval(f"text.read({[*ids[:-1], 2]})")  # computes the last row only
+        page.eval(f"text.read({[*ids[:-1], 2]})")  # this computes only the last row
         for t in (0, 1):
             assert not any(page.eval(f"text.weights({block}, {head}, {t})"))
     page.eval(f"(net.setOff([]), text.read({ids}))")
@@ -233,7 +233,7 @@ def test_only_what_is_new_is_computed():
     for text in (ids[:T], [*ids[: T - 1], 3], ids[: T - 1], changed, ids[: T + 1]):
         page.eval(f"text.read({text})")
         rows.append(page.eval("to - from"))
-    assert rows == [T, 1, 0, T - 9, T + 1 - math.ceil(T / 2)]  # a longer text loses half
+    assert rows == [T, 1, 0, T - 9, T + 1 - math.ceil(T / 2)]  # a text that is too long loses half
 
 
 @torch.no_grad()
@@ -241,7 +241,8 @@ def test_the_page_writes_as_the_model_does_and_a_seed_repeats_a_text():
     model, prompt = random_gpt(len(VOCAB), block_size=24, n_embd=24).float(), [1, 2, 3]
     page, _ = open_page(model, prompt)
     greedy = prompt
-    for _ in range(40):  # the page cuts a text that is longer than the context, by half at once
+    # If the text becomes longer than the context, the page drops half of it at once.
+    for _ in range(40):
         page.eval(f"text.read({greedy})")
         shown = greedy[page.eval("text.first") :]
         greedy = [*greedy, model(torch.tensor([shown]))[0, -1].argmax().item()]
@@ -250,8 +251,8 @@ def test_the_page_writes_as_the_model_does_and_a_seed_repeats_a_text():
         page.eval(f"(text.read({prompt}), writeOn(15, {temperature}, {seed}))")
         texts.append(page.eval(f"writeOn(25, {temperature}, {seed})"))
     assert texts[0] == greedy != texts[1] == texts[2] != texts[3]
-    assert len(set(page.eval("writeOn(40, 1e9, 7)")[-40:])) > 5  # each position draws anew
-    # The frequencies of the next character are its probabilities.
+    assert len(set(page.eval("writeOn(40, 1e9, 7)")[-40:])) > 5  # each position draws a new number
+    # The page draws each next character as often as it is probable.
     page.eval(f"text.read({prompt})")
     drawn = page.eval("Array.from({ length: 4000 }, (_, seed) => text.next(0.7, seed))")
     probs = (model(torch.tensor([prompt]))[0, -1] / 0.7).softmax(-1)
@@ -259,14 +260,14 @@ def test_the_page_writes_as_the_model_does_and_a_seed_repeats_a_text():
     torch.testing.assert_close(counts, probs, atol=0.03, rtol=0)
 
 
-# For each operation of ops.js, functions of x_BTC (B = 1, T = 9, C = 6) that PyTorch computes by it
+# Each operation of ops.js has a function of x_BTC (B = 1, T = 9, C = 6) that uses the operation.
 torch.manual_seed(0)
 C6, T9, OTHER = torch.randn(6), torch.randn(9, 1), torch.randn(1, 9, 6)
 floor = partial(torch.div, other=1, rounding_mode="floor")
 
 
 def each(names: str, f: Callable) -> dict[str, Callable]:
-    """f(name, x) for each name."""
+    """Return, for each name, the function f(name, x) of x."""
     return {name: partial(f, name) for name in names.split()}
 
 
@@ -308,9 +309,9 @@ OPERATIONS = {
     **each("neg abs exp expm1 sin cos relu sigmoid", lambda name, x: getattr(x.mT, name)()),
     **each("tanh erf sign floor ceil", lambda name, x: getattr(x[..., 1::2].mT, name)()),
 }
-BROKEN_UP = {  # functions that PyTorch and trace.py break up into these
+BROKEN_UP = {  # PyTorch and trace.py break these functions up into operations
     "norms": lambda x: F.layer_norm(x, (6,), C6, C6) + F.layer_norm(x, (9, 6)),
-    "softmax": lambda x: (99 * x).softmax(-1) + x.softmax(1),  # exp(99) is too large
+    "softmax": lambda x: (99 * x).softmax(-1) + x.softmax(1),  # exp(99) would be too large
     "padding": lambda x: F.pad(x, (2, -1, 1, 0), value=3.0),
     "variance": lambda x: x.var(-1, keepdim=True) + x.var(1, correction=0) + x.var(),
     "in place": lambda x: (x * 1).add_(x).mul_(x[:, :1]).clamp_(-1) + x.mT.clone().mT.relu_(),
@@ -323,7 +324,7 @@ BROKEN_UP = {  # functions that PyTorch and trace.py break up into these
 @torch.no_grad()
 @pytest.mark.parametrize("name", sorted(KNOWN | set(BROKEN_UP)))
 def test_an_operation_is_pytorchs(name):
-    """On views, and with other shapes broadcast to that of x."""
+    """The inputs include views, and shapes that are broadcast to the shape of x."""
     table, ids_BT = torch.randn(9, 6), torch.randperm(9)[None]
     compute = (OPERATIONS | BROKEN_UP)[name]
     with Trace(ids_BT) as tracer:
@@ -359,7 +360,7 @@ def test_page_holds_text_vocabulary_and_weights_and_loads_nothing(monkeypatch):
 
 @torch.no_grad()
 def test_a_character_that_the_model_holds_for_impossible_is_no_fault(edit_network):
-    """Its logit is -inf, and its surprise is infinite, which JSON cannot hold."""
+    """Its logit is -inf, so its surprise is infinite. JSON cannot hold an infinite number."""
     line = "self.head(self.norm(x_BTC))"
     edit_network("gpt", {line: f"{line}.masked_fill(torch.arange(20) == 3, -torch.inf)"})
     model = random_gpt(len(VOCAB), network="mine", block_size=24).float()
@@ -378,9 +379,9 @@ def test_constants_are_exact():
     [
         ("x.logcumsumexp(1)", r"logcumsumexp in line \d+ of mine.py, `.*sumexp.* to OPS in"),
         ("x.cummax(1).indices", "cummax_1"),
-        ("x * x.mean().item()", "reads its own numbers: .* in line"),
+        ("x * x.mean().item()", "into a Python number: .* in line"),
         ("x + torch.rand(3)[0]", "draws random numbers"),
-        ("x * x.argmax(-1, True)", "integers from other numbers"),
+        ("x * x.argmax(-1, True)", "integers from floating-point"),
         ("x * (x.long() << 60)", "__lshift"),
         ("x * ((x + 9).long() * 2**50)", "integers as large"),
         ("x * torch.view_as_complex(x.view(1, -1, 8, 2)).abs().mean()", "complex numbers"),
@@ -402,7 +403,7 @@ def test_pytorch_has_the_private_names_that_trace_py_uses():
 @torch.no_grad()
 def test_page_without_residual_stream_or_text_still_shows_predictions():
     model = random_gpt(len(VOCAB), block_size=2).float()
-    for block in model.blocks:  # a new tensor for each block: they hand on none
+    for block in model.blocks:  # each block gets a copy, so there is no stream
         block.register_forward_pre_hook(lambda _, args: (args[0].clone(), *args[1:]))
     page, data = open_page(model, [])
     assert page.eval(f"[text.check({json.dumps(data['probe'])}), net.lens.length]") == [True, 1]

@@ -1,4 +1,4 @@
-"""Tests of the recorded attention: it is what the network computed."""
+"""Tests that the recorded attention is the attention that the network computed."""
 
 import contextlib
 
@@ -13,7 +13,7 @@ from tests.model.test_networks import random_gpt, random_ids
 
 @pytest.mark.parametrize("network", ["gpt", "quill"])
 def test_recorded_weights_times_values_are_what_attention_passes_on(network):
-    """And recording changes no logit."""
+    """Recording changes no logit."""
     model, ids_BT, outputs = random_gpt(network=network), random_ids(2, 12), []
     for block in model.blocks:
         block.attention.proj.register_forward_pre_hook(lambda _, args: outputs.append(args[0]))
@@ -44,8 +44,8 @@ def test_recording_leaves_no_trace_also_after_an_error(error):
 
 def test_what_is_recorded_belongs_to_its_block_and_head():
     model = random_gpt()
-    model.blocks[0].attention.forward = lambda x_BTC, *args: x_BTC  # it looks at nothing
-    model.blocks[1].attention.query.weight.data[8:] = 0  # its second head looks at all alike
+    model.blocks[0].attention.forward = lambda x_BTC, *args: x_BTC  # it computes no attention
+    model.blocks[1].attention.query.weight.data[8:] = 0  # its second head has equal weights
     flat_TT = torch.ones(6, 6).tril() / torch.arange(1, 7)[:, None]
     with record_attention(model) as calls:
         model(random_ids(1, 6))
@@ -71,14 +71,14 @@ def test_logit_lens_equals_logits_with_later_blocks_removed(network, order):
 @pytest.mark.parametrize(
     ("q_shape", "k_shape"),
     [
-        ((1, 2, 6, 4), (1, 2, 7, 4)),  # an attention sink
-        ((1, 2, 6, 4), (1, 2, 6, 4)),  # as it should be
-        ((1, 2, 3, 4), (1, 2, 3, 4)),  # every other character
-        ((1, 6, 4), (1, 6, 4)),  # one head without its dimension
+        ((1, 2, 6, 4), (1, 2, 7, 4)),  # one more key, as an attention sink
+        ((1, 2, 6, 4), (1, 2, 6, 4)),  # a weight for each head and each pair of characters
+        ((1, 2, 3, 4), (1, 2, 3, 4)),  # only every other character
+        ((1, 6, 4), (1, 6, 4)),  # one head, without a dimension for heads
     ],
 )
 def test_layer_without_weight_per_head_and_pair_is_unrecorded(q_shape, k_shape):
-    """Which weight belongs to which characters is not known."""
+    """The recorder cannot know which characters a weight of this layer belongs to."""
     model, ids_BT = random_gpt(), random_ids(1, 6)
 
     def attend_otherwise(x_BTC, *args):

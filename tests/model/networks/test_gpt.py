@@ -1,4 +1,4 @@
-"""Tests of the textbook GPT: its equations, where dropout is, how it starts."""
+"""Tests of the textbook GPT: its equations, its dropout, its compilation."""
 
 import math
 
@@ -14,7 +14,7 @@ from tests.model.test_networks import random_gpt, random_ids
 
 @pytest.mark.parametrize("network", ["gpt", "quill"])
 def test_same_embedding_becomes_different_vectors_in_different_contexts(network):
-    """As the word "bank" in an article."""
+    """Articles explain this with the word "bank"."""
     model, seen = random_gpt(network=network), {}
     model.embedding.register_forward_hook(lambda _, args, x_BTC: seen.update(static=x_BTC))
     model.head.register_forward_pre_hook(lambda _, args: seen.update(contextual=args[0]))
@@ -25,7 +25,7 @@ def test_same_embedding_becomes_different_vectors_in_different_contexts(network)
 
 @pytest.mark.parametrize("network", ["gpt", "quill"])
 def test_network_compiles_to_one_graph_even_with_dropout(network):
-    """Where it cannot trace an operation, it may run all of `forward` uncompiled."""
+    """If the compiler cannot trace an operation, it may run all of `forward` uncompiled."""
     model = random_gpt(network=network, dropout=0.5).float().train()
     with torch.autocast("cpu", torch.bfloat16):
         torch.compile(model, fullgraph=True, backend="eager")(random_ids(2, 8))
@@ -33,7 +33,7 @@ def test_network_compiles_to_one_graph_even_with_dropout(network):
 
 @pytest.mark.parametrize("bias", [False, True])
 def test_logits_are_those_of_the_equations(bias):
-    """Written out with the weights alone, one head after the other."""
+    """The test writes the equations out with only the weights, one head after the other."""
     model, ids_BT = random_gpt(network="gpt", bias=bias), random_ids(2, 12)
     weights = dict(model.named_parameters())
 
@@ -57,7 +57,7 @@ def test_logits_are_those_of_the_equations(bias):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_dropout_is_on_embeddings_attention_weights_and_layer_outputs(monkeypatch, dtype):
-    """In training only."""
+    """Dropout is active in training only."""
     model, dropped = make_network(GPTConfig("gpt", n_layer=3, dropout=0.25), 5), []
 
     def dropout(x, p=0.5, training=True, inplace=False):

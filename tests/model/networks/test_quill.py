@@ -1,4 +1,4 @@
-"""Tests of Quill's network: its feed-forward layer, dropout, how it starts."""
+"""Tests of Quill's network: its attention, its feed-forward layer, its dropout."""
 
 import torch
 

@@ -33,7 +33,7 @@ def test_the_newest_run_and_its_best_checkpoint_are_found():
         Path("runs", run).mkdir(parents=True)
         Path("runs", run, "last.pt").touch()
         time.sleep(0.01)
-    assert resolve(None, "best") == Path("runs/b/last.pt")  # as long as it has no best.pt
+    assert resolve(None, "best") == Path("runs/b/last.pt")  # run b has no best.pt yet
     Path("runs/b/best.pt").touch()
     assert resolve(None, "best") == resolve("runs/b", "best") == Path("runs/b/best.pt")
     assert resolve(None, "last") == Path("runs/b/last.pt")
@@ -41,7 +41,7 @@ def test_the_newest_run_and_its_best_checkpoint_are_found():
 
 
 class Trap:
-    """Unpickled, it makes a folder."""
+    """An object that makes a folder when it is unpickled."""
 
     def __reduce__(self):
         return os.mkdir, ("trapped",)
@@ -60,7 +60,7 @@ def test_a_malicious_pickle_is_never_executed():
 
 
 def test_only_tables_with_a_row_for_each_character_grow():
-    """Not those of positions, if there are as many of them."""
+    """A table of positions does not grow, even if it has as many rows as there are characters."""
 
     def make(vocab_size: int, block_size: int) -> nn.Module:
         return make_network(GPTConfig("gpt", n_embd=8, block_size=block_size), vocab_size)
@@ -70,6 +70,6 @@ def test_only_tables_with_a_row_for_each_character_grow():
     assert torch.equal(larger.embedding.weight[:8], saved.model["embedding.weight"])
     with pytest.raises(UserError, match="position.weight"):
         load_weights(saved, make(8, 9))
-    saved.model["head.weight"] = torch.zeros(8, 9)  # wider than that of the network
+    saved.model["head.weight"] = torch.zeros(8, 9)  # wider than the network's head
     with pytest.raises(UserError, match="does not fit the code"):
         load_weights(saved, larger)

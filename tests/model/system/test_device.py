@@ -29,7 +29,7 @@ CPU, CUDA, MPS = torch.device("cpu"), torch.device("cuda"), torch.device("mps")
 
 @pytest.fixture
 def simulated(monkeypatch):
-    """Every device seems to be there. Returns what was asked of CUDA and of the devices."""
+    """Pretend that every device exists. Return a list that collects the calls to devices."""
     calls, zeros = [], torch.zeros
 
     def make_zeros(*shape, device):
@@ -59,7 +59,7 @@ def simulated(monkeypatch):
 def test_threads_are_no_more_than_the_quota_of_a_container(
     tmp_path, monkeypatch, quota, variables, threads
 ):
-    """With more, training is up to 90 times slower."""
+    """With more threads, training is up to 90 times slower."""
     monkeypatch.setattr(device, "CPU_QUOTA", tmp_path / "cpu.max")
     if quota is not None:
         device.CPU_QUOTA.write_text(quota)
@@ -84,11 +84,11 @@ def test_auto_is_cuda_or_the_cpu(monkeypatch, simulated, has_cuda):
 def test_a_device_that_does_not_exist_is_refused(name, recwarn):
     with pytest.raises(UserError, match=f"device is '{name}'.* Use auto, cpu"):
         choose_device(name, Processes())
-    assert not recwarn  # of PyTorch, on standard error
+    assert not recwarn  # PyTorch prints no warning
 
 
 def test_a_gpu_that_is_too_old_for_pytorch_is_refused(monkeypatch):
-    """Its memory can be used, but no kernel."""
+    """PyTorch can use the memory of this GPU, but has no kernel for it."""
     problem = "CUDA error: no kernel image is available for execution on the device\nSearch for"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch, "zeros", lambda *_, device: Mock(__add__=Mock(side_effect=fail)))
@@ -103,13 +103,13 @@ def test_a_gpu_that_is_too_old_for_pytorch_is_refused(monkeypatch):
         ({"avx2": True, "cpu_name": "AMD Ryzen"}, False),
         ({"avx512_bf16": True, "cpu_name": "AMD EPYC"}, True),
         ({"avx512_bf16": True, "cpu_name": "Intel(R) Xeon(R)"}, False),
-        ({"avx512_bf16": True}, False),  # older versions of PyTorch give no name
+        ({"avx512_bf16": True}, False),  # older versions of PyTorch do not name the CPU
         ({"avx512_bf16": True, "amx_bf16": True, "cpu_name": "Intel(R) Xeon(R)"}, True),
         ({"amx_bf16": True}, True),
     ],
 )
 def test_auto_is_the_faster_dtype_and_float32_for_sampling(monkeypatch, cpu, has_fast_bfloat16):
-    capabilities = {"cuda": (9, 0), "cuda:1": (7, 5)}  # of two GPUs
+    capabilities = {"cuda": (9, 0), "cuda:1": (7, 5)}  # two different GPUs
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda d: capabilities[str(d)])
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: cpu, raising=False)
     assert choose_dtype("auto", CPU) == (torch.bfloat16 if has_fast_bfloat16 else torch.float32)
@@ -133,14 +133,14 @@ def test_matrix_products_run_in_the_dtype(dtype):
 
 def test_each_process_uses_only_its_own_gpu(simulated):
     processes = Processes()
-    processes.world_size = 6  # on three machines
+    processes.world_size = 6  # two on each of three machines
 
     def device_of(local_rank: int, name: str) -> str:
         processes.local_rank = local_rank
         return str(training_machine(CompileConfig(name, "float32"), processes).device)
 
     assert [device_of(rank, "cuda") for rank in (0, 1)] == ["cuda:0", "cuda:1"]
-    # PyTorch makes a context on the current device, so it is set first.
+    # PyTorch makes a context on the current device, so the device is set first.
     expected = [(what, f"cuda:{rank}") for rank in (0, 1) for what in ("set", "kernel")]
     assert simulated == expected
     assert device_of(5, "cpu") == "cpu"
@@ -162,7 +162,7 @@ def test_a_small_network_is_sampled_on_the_cpu(simulated, monkeypatch, parameter
 
 
 def make_small(dropout: float = 0.0) -> nn.Module:
-    """A network with 5 characters."""
+    """Return a small network with a vocabulary of 5 characters."""
     seed_all(1)
     return make_network(GPTConfig(n_layer=1, n_embd=8, block_size=4, dropout=dropout), 5)
 
@@ -171,7 +171,7 @@ IDS_BT = torch.tensor([[1, 2, 0, 4], [4, 3, 2, 1]])
 
 
 def steps_of_ids(mode: str = "auto", parts: int = 1) -> TrainConfig:
-    """The settings of training steps that read batches like IDS_BT in so many parts."""
+    """Return the settings of training steps that read a batch in parts, each like IDS_BT."""
     rows, block_size = IDS_BT.shape
     sizes = {"batch_size": rows * parts, "block_size": block_size}
     return TrainConfig(**sizes, gradient_accumulation_steps=parts, compile=mode)

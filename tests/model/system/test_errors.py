@@ -15,7 +15,7 @@ OUT_OF_MEMORY += "a smaller network, fewer or shorter texts.\n"
 
 
 def run_main(error: BaseException) -> int:
-    """The exit status of a command that raises `error`."""
+    """Return the exit status of a command that raises `error`."""
 
     @report_errors
     def main(argv: list[str]) -> int:

@@ -30,7 +30,7 @@ def test_atomic_write_replaces_the_file_only_when_it_is_complete(tmp_path, error
     with atomic_write(path) as file:
         file.write(b"new content")
     assert path.read_bytes() == b"new content"
-    assert link.read_bytes() == b"old"  # it was not written in place
+    assert link.read_bytes() == b"old"  # the file was replaced, not overwritten
     (tmp_path / "file.tmp").write_bytes(b"of a killed process")
     with atomic_write(path) as file:
         file.write(b"new content")
@@ -59,4 +59,4 @@ def test_runs_that_begin_in_the_same_second_have_folders_of_their_own(monkeypatc
     monkeypatch.setattr("model.system.files.datetime", clock)
     with new_run_dir(None) as first, new_run_dir(None) as second:
         assert [first, second] == [Path("runs/now"), Path("runs/now+")]
-    assert not list(Path("runs").iterdir())  # nothing was written to them
+    assert not list(Path("runs").iterdir())  # empty folders are removed

@@ -1,4 +1,4 @@
-"""Tests of the processes of a run: their shares of the work, what they exchange, signals."""
+"""Tests of the processes of a run: their shares of the work, their exchange of values, signals."""
 
 import json
 import os
@@ -21,7 +21,7 @@ def test_processes_share_a_batch_without_gap_or_overlap(world_size):
     for variables in torchrun_variables(world_size):
         processes = Processes(variables=variables)
         rows += range(8)[processes.batch_rows(8, accumulation_steps=2)]
-        message = rf"batch_size is 9\. .* multiple of .*, {world_size} x 2\."
+        message = rf"batch_size is 9\. .* multiple of .*, which is {world_size} x 2\."
         with pytest.raises(UserError, match=message):
             processes.batch_rows(9, accumulation_steps=2)
     assert rows == list(range(8))
@@ -29,7 +29,7 @@ def test_processes_share_a_batch_without_gap_or_overlap(world_size):
 
 @pytest.mark.parametrize(
     "variables",
-    [  # from a shell or a scheduler
+    [  # a shell or a scheduler may set these
         {"WORLD_SIZE": "2"},
         {"WORLD_SIZE": ""},
         {"WORLD_SIZE": "2", "RANK": ""},
@@ -40,7 +40,7 @@ def test_what_torchrun_has_not_started_is_one_process(variables, capsys):
     with Processes(variables=variables) as processes:
         assert (processes.world_size, processes.is_main) == (1, True)
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("one process: WORLD_SIZE is set, but not ")
+    assert line.startswith("using one process: WORLD_SIZE is set, but ")
     Processes(variables=torchrun_variables(2)[0])
     Processes(variables={})
     assert not capsys.readouterr().err
@@ -55,7 +55,7 @@ def test_without_local_rank_processes_take_the_gpus_in_turn(monkeypatch, gpus, l
 
 
 def exchange(variables: dict[str, str]) -> None:
-    """What each process does: it writes what it gets from the others."""
+    """Exchange values with the other process, and write the results to a file."""
     os.environ.update(variables)
     with Processes(variables=os.environ) as processes:
         layer = torch.nn.Linear(2, 1, bias=False)
@@ -73,7 +73,7 @@ def exchange(variables: dict[str, str]) -> None:
 
 
 def test_processes_average_gradients_and_exchange_values(forkserver):
-    """Buffers become those of the main process. A gradient that one lacks counts as 0 there."""
+    """Each process gets the buffers of the main process. A missing gradient counts as 0."""
     started = [forkserver.Process(target=exchange, args=(v,)) for v in torchrun_variables(2)]
     for process in started:
         process.start()
@@ -93,7 +93,7 @@ def test_a_process_that_waits_for_others_can_be_stopped(number):
 
 
 def test_signals_are_caught_temporarily_except_ignored_ones(capfd):
-    """The first one is answered at once."""
+    """The first signal prints a message at once."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as under nohup
     try:
         with catch_signals() as caught:
@@ -101,7 +101,7 @@ def test_signals_are_caught_temporarily_except_ignored_ones(capfd):
             assert not capfd.readouterr().err
             os.kill(os.getpid(), signal.SIGTERM)
             assert "saves and stops after this step or evaluation" in capfd.readouterr().err
-            os.kill(os.getpid(), signal.SIGTERM)  # as torchrun passes it on
+            os.kill(os.getpid(), signal.SIGTERM)  # torchrun passes the signal on
             os.kill(os.getpid(), signal.SIGINT)
             assert not capfd.readouterr().err
             with pytest.raises(KeyboardInterrupt):
