@@ -1,12 +1,12 @@
-"""The recipe: the settings that follow from a text's length and the amount of computation.
+"""The recipe: it chooses the settings from the length of the text and the amount of computation.
 
-The network is read off SIZES, what works against overfitting off HELD_BACK. The inputs are the
-text, the device, --minutes and --init_from. Every other flag replaces one setting and leaves the
-others as they are. (With --minutes, the speed is measured in the run's dtype.)
+The table SIZES gives the network. The table HELD_BACK gives the settings against overfitting. The
+recipe reads only the text, the device, --minutes and --init_from. Every other flag replaces one
+setting and does not change what the recipe chooses for the others.
 
-The CPU's rows were fitted on two cores, in one to fifteen minutes, to texts in four languages of
-30,000 to a million characters; the GPU's to a million, in 16 to 46 s of an H200
-(docs/experiments.md). The rest is assumed, also for other networks and contexts.
+The rows for CPUs were fitted on two cores, in runs of one to fifteen minutes, to texts in four
+languages with 30,000 to a million characters. The rows for GPUs were fitted to a million
+characters, in 16 to 46 s on an H200 (docs/experiments.md). All else is an assumption.
 """
 
 import math
@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-# Floating-point operations of a run without --minutes: its length in SIZES is 1.
+# The floating-point operations of a run without --minutes. In SIZES, such a run has the length 1.
 DEFAULT_FLOPS = {"cpu": 8.86e12, "gpu": 2.2e14}
 
-# A network is used if the text has at least so many characters (with fewer, it has more parameters
-# than help) and the run at least this length. The last such row counts.
+# A row's network is used if the text has at least this many characters (with fewer, so many
+# parameters do not help) and the run has at least this length. The last such row counts.
 SIZES = {
     # characters, length, n_layer, n_embd, block_size
     "cpu": [
@@ -30,7 +30,7 @@ SIZES = {
         (421_000, 533, 6, 256, 256),
     ],
     "gpu": [
-        (0, 0, 2, 128, 256),  # trained as on a CPU
+        (0, 0, 2, 128, 256),  # with a context of 256, the other settings are those of a CPU
         (175_000, 0.35, 4, 192, 512),
         (740_000, 4.5, 6, 256, 1024),
         (2_460_000, 36, 8, 384, 1024),
@@ -38,52 +38,52 @@ SIZES = {
     ],
 }
 CHARS_PER_STEP = {"cpu": 2048, "gpu": 8192}
-MAX_READINGS = {"cpu": 24, "gpu": 28}  # of the text; more do not help
-LARGER_READINGS = 19  # rather than read the text so often, use the next larger network
-MIN_CHARS = 250_000  # that a run reads, however short the text
+MAX_READINGS = {"cpu": 24, "gpu": 28}  # a run reads the text at most this often; more is no help
+LARGER_READINGS = 19  # to use more computation than this, a larger network is better
+MIN_CHARS = 250_000  # a run may always read this many characters, however short its text is
 
-# The first column says how easily the network can learn the text by heart: readings of the text
-# times √(parameters in the blocks / characters). Between two rows, values are interpolated on its
-# logarithm. Beyond the last row its values stay. Dropout is rounded to tenths, weight decay to
-# halves.
+# The first column says how easily the network can learn the text by heart. It is the number of
+# readings of the text times √(parameters in the blocks / characters). Between two rows, the values
+# are interpolated on the logarithm of this column. Beyond the last row, they stay the same. Dropout
+# is rounded to tenths, weight decay to halves.
 HELD_BACK = {
     # by heart  train_temperature, dropout, weight_decay, learning_rate
     "cpu": [
-        (17, (0.90, 0.000, 0.50, 0.010)),  # in a default run, a text of 225,000 characters or more
-        (48, (0.81, 0.195, 0.75, 0.010)),  # 113,000
-        (171, (0.70, 0.430, 1.00, 0.010)),  # 13,000 or fewer
+        (17, (0.90, 0.000, 0.50, 0.010)),  # 225,000 characters or more, in a default run
+        (48, (0.81, 0.195, 0.75, 0.010)),  # 113,000 characters
+        (171, (0.70, 0.430, 1.00, 0.010)),  # 13,000 characters or fewer
     ],
     "gpu": [
         (21, (0.78, 0.00, 1.0, 0.010)),  # Tiny Shakespeare in a default run
-        (78, (0.74, 0.13, 1.0, 0.014)),  # and in a minute
+        (78, (0.74, 0.13, 1.0, 0.014)),  # Tiny Shakespeare in a minute
     ],
-    # A text that is read fewer than AVERAGE_READINGS times
+    # These rows are for a text that is read fewer than AVERAGE_READINGS times.
     "cpu, read seldom": [(17, (1.0, 0.0, 0.5, 0.007))],
     "gpu, read seldom": [(17, (1.0, 0.0, 0.5, 0.010))],
-    # --init_from: with 0.007 they overfit in 40 steps, and more dropout would disturb them.
+    # These rows are for --init_from. With 0.007, trained weights overfit within 40 steps.
     "trained weights": [
         (17, (1.0, 0.0, 0.5, 0.001)),
         (34, (0.9, 0.1, 0.5, 0.001)),
         (68, (0.8, 0.1, 1.0, 0.001)),
     ],
 }
-AVERAGE_READINGS = 6  # an average of the weights helps if the text is read at least so often
-AVERAGE_COST = 4 / 3  # of a step: the average reads, too
-LONG_RUN = 6_144_000  # a CPU run that reads more characters has twice the batch
-LONG_RUN_RATE = 0.014  # and twice the learning rate
-COMPILE_SECONDS = 350  # compiling pays off in CPU runs of at least this length
+AVERAGE_READINGS = 6  # an average of the weights helps if the text is read at least this often
+AVERAGE_COST = 4 / 3  # with an average, a step costs a third more: the average reads the batch, too
+LONG_RUN = 6_144_000  # a CPU run that reads more characters than this gets batches twice as large
+LONG_RUN_RATE = 0.014  # and this learning rate
+COMPILE_SECONDS = 350  # compiling pays off in CPU runs that are longer than this
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What the recipe depends on. The defaults are those of Tiny Shakespeare."""
+    """The input of the recipe. The defaults describe Tiny Shakespeare."""
 
     train_chars: int = 1_003_854
-    flops: float = 0.0  # of all training steps, as `step_flops` counts them; 0: a default run's
-    minutes: float = 0.0  # of which `flops` is an estimate; 0: no time limit
-    device: str = "cpu"  # PyTorch's name for its kind: cpu, cuda, mps
-    # With --init_from, the size of its network is given:
-    parameters: int = 0  # in its blocks; 0: the recipe chooses the network
+    flops: float = 0.0  # operations of all steps (see `step_flops`); 0: as many as a default run
+    minutes: float = 0.0  # the time limit from which `flops` was estimated; 0: no time limit
+    device: str = "cpu"  # PyTorch's name of the kind of device: cpu, cuda, mps
+    # With --init_from, the size of the network is already fixed:
+    parameters: int = 0  # the number of parameters in its blocks; 0: the recipe chooses the network
     block_size: int = 0
 
 
@@ -93,15 +93,15 @@ def block_parameters(n_layer: int, n_embd: int) -> int:
 
 
 def step_flops(parameters: int, chars: int) -> float:
-    """Return the floating-point operations of a training step that reads so many characters.
+    """Return the floating-point operations of a training step that reads `chars` characters.
 
-    They are 6 for each character and parameter in the blocks. Those of attention are not counted.
+    It has 6 for each character and each parameter in the blocks. Attention is not counted.
     """
     return 6.0 * parameters * chars
 
 
 def recipe(budget: Budget) -> dict[str, Any]:
-    """Return the value of every key that depends on the budget."""
+    """Return every setting that depends on the budget, by its name."""
     kind = "gpu" if budget.device == "cuda" else "cpu"
     flops = budget.flops or DEFAULT_FLOPS[kind]
     for min_chars, min_length, *size in SIZES[kind]:
@@ -109,10 +109,10 @@ def recipe(budget: Budget) -> dict[str, Any]:
         is_long = flops >= min(min_length * DEFAULT_FLOPS[kind], often)
         if budget.train_chars >= min_chars and is_long:
             n_layer, n_embd, block_size = size
-    kind = "gpu" if block_size > 256 else "cpu"  # a short text is trained as on a CPU
+    kind = "gpu" if block_size > 256 else "cpu"  # a short text is trained like on a CPU
     parameters = budget.parameters or block_parameters(n_layer, n_embd)
 
-    # The run reads as much as the computation allows, but the text not too often.
+    # The run reads as many characters as the computation allows, but the text not too often.
     affordable_chars = max(flops, 1.0) / step_flops(parameters, 1)
     useful_chars = max(MAX_READINGS[kind] * budget.train_chars, MIN_CHARS)
     chars = min(affordable_chars, useful_chars)
@@ -134,9 +134,9 @@ def recipe(budget: Budget) -> dict[str, Any]:
     steps = max(1, int(chars / cost / (batch_size * block_size)))
     useful_steps = max(1, int(useful_chars / cost / (batch_size * block_size)))
 
-    # An evaluation takes as long as training on a 27th of the text: it reads a tenth, at most a
-    # million characters, without a backward pass. All take a fifteenth of the training time, but
-    # eight are made if they take less than a sixth. On a GPU the sample takes longest.
+    # An evaluation takes as long as training on a 27th of the text. All evaluations may take a
+    # fifteenth of the training time. If eight fit into a sixth of it, there are at least eight. On
+    # a GPU, the sample takes longest, so there is one evaluation in 260 steps.
     affordable = chars / cost / min(budget.train_chars / 27, 350_000)
     evaluations = steps / 260 if kind == "gpu" else max(affordable / 15, min(affordable / 6, 8))
 
@@ -147,7 +147,7 @@ def recipe(budget: Budget) -> dict[str, Any]:
         "n_layer": n_layer,
         "n_embd": n_embd,
         "batch_size": batch_size,
-        "max_iters": useful_steps if budget.minutes else steps,  # or the clock ends the run
+        "max_iters": useful_steps if budget.minutes else steps,  # or the clock ends it
         "eval_interval": math.ceil(steps / min(max(round(evaluations), 2), 10)),
         "learning_rate": round(learning_rate, 3),
         "ema_decay": 0.995 if has_average else 0.0,
@@ -159,7 +159,7 @@ def recipe(budget: Budget) -> dict[str, Any]:
 
 
 def interpolate(table: list[tuple[float, tuple]], position: float) -> list[float]:
-    """Return the values of a table at a position, interpolated on its logarithm."""
+    """Return the values of a table at a position, interpolated on the logarithm of the position."""
     logarithms = np.log([row_position for row_position, _ in table])
     columns = zip(*(values for _, values in table), strict=True)
     return [float(np.interp(math.log(position), logarithms, column)) for column in columns]
