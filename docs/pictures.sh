@@ -17,8 +17,9 @@ shoot() { # FILE WIDTH,HEIGHT URL
 }
 
 python sample.py "$run" --prompt "ROMEO:" --max_new_tokens 250 --attention "$page"
-# Switch a head off.
-sed -i 's#</body>#<script>setTimeout(() => document.querySelectorAll("\#maps input")[2].click(), 15000)</script></body>#' "$page"
+# Switch a head off. Then choose another one, so that the page shows some blue.
+clicks='["input", "button"].forEach((tag, i) => setTimeout(() => document.querySelectorAll("\#maps " + tag)[2 + i].click(), 15000 + 2500 * i))'
+sed -i "s#</body>#<script>$clicks</script></body>#" "$page"
 shoot attention.png 1280,900 "file://$page"
 
 tensorboard --logdir "$run" --port $port &
