@@ -187,6 +187,14 @@ def mistake_of_mine(block_size: int = 12) -> str:
     return find_mistake("mine", block_size)
 
 
+def test_the_network_mine_of_a_test_hides_other_ones(edit_network):
+    """A user may have a network with this name, too."""
+    edit_network("gpt", {})
+    assert not has_cache("mine")
+    edit_network("quill", {})
+    assert has_cache("mine")
+
+
 @pytest.mark.parametrize("network", ["gpt", "quill"])
 @pytest.mark.parametrize("block_size", [2, 3, 12, 300])
 def test_a_network_without_a_mask_looks_ahead(network, block_size, edit_network):
