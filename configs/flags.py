@@ -20,7 +20,7 @@ from configs.settings import PATH
 OTHER_NAMES = {
     "start": "Use --prompt of sample.py.",
     "out_dir": "Name the run: python sample.py RUN_DIR.",  # train.py has this flag
-    "eval_iters": "An evaluation reads all of the validation text.",
+    "eval_iters": "An evaluation reads all of the validation text, up to a million characters.",
     "eval_only": "Use python sample.py --score FILE.",
     "lr_decay_iters": "The learning rate falls until the last step.",
     "decay_lr": "The learning rate always falls, to --min_lr.",

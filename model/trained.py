@@ -63,7 +63,7 @@ class TrainedModel:
             yield piece
 
     def loss(self, text: str) -> float:
-        """Return the mean loss of all characters but the first, in nats, as an evaluation does."""
+        """Return the mean loss in nats, as in an evaluation. The first character has no loss."""
         ids_N = self.tokenizer.encode(text)
         if len(ids_N) < 2:
             raise UserError(f"the text is {text!r}. A loss needs two characters or more.")
@@ -74,7 +74,7 @@ class TrainedModel:
             return evaluate(self.network, batches, self.machine)
 
     def probs(self, text: str = "") -> dict[str, float]:
-        """Return the probability of each character to come next, the likeliest character first."""
+        """Return how probable each character is as the next one, the likeliest first."""
         ids_T = self.tokenizer.encode(text or first_character(self.vocab)).astype(np.int64)
         ids_T = torch.from_numpy(ids_T[-self.network.config.block_size :]).to(self.machine.device)
         with torch.inference_mode(), self.machine.autocast():

@@ -67,8 +67,8 @@ function makeText(net) {
   return {
     ids: [], first: 0, shown: [], surprises: [], // surprises in nats; the first is 0
 
-    /* Computes a text. A text longer than T is cut at the front, by half of T characters at once. So while the model
-    writes, it computes the earlier characters again only after each half of T characters. */
+    /* Computes a text. From a text longer than T, it drops T / 2 characters at the front at once. So while the model
+    writes, the other characters are computed again only once in T / 2 characters. */
     read(ids) {
       const half = Math.ceil(net.T / 2), first = Math.ceil(Math.max(0, ids.length - net.T) / half) * half;
       Object.assign(this, { ids, first, shown: ids.slice(first) });

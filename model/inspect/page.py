@@ -51,7 +51,7 @@ def attention_page(model: nn.Module, vocab: str, ids: list[int], about: str) -> 
 
 
 def trace_model(model: nn.Module) -> tuple[dict[str, Any], list[Tensor]]:
-    """Return the plan of `model` (its operations and outputs) and its constants, as `Trace.plan`.
+    """Return the plan of `model` (its operations and outputs) and its constants. See `Trace.plan`.
 
     For each operation, this plan also names the dimension of its output that has one row for each
     character. So ops.js can compute only the rows of new characters. To find the dimension, the

@@ -6,7 +6,7 @@ and variance 1, and adds its output to it. This file contains the whole network.
 training, sampling and the attention page use the edited network.
 
 Shapes: B batch, T time (characters), C channels (n_embd), H heads, D head width (C / H),
-V vocabulary.
+V vocabulary. "x_BTC to out_BTC." names the input and the output of a function.
 """
 
 import math

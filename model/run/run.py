@@ -281,7 +281,7 @@ class Run:
                 # swap two parameters of equal shape without an error.
                 groups = zip(optimizer.param_groups, values["param_groups"], strict=True)
                 if any(ours["param_names"] != theirs["param_names"] for ours, theirs in groups):
-                    raise UserError("the checkpoint has the layers of model/ in another order.")
+                    raise UserError("the checkpoint has its layers in another order than model/.")
                 optimizer.load_state_dict(values)
         if saved.scaler:
             self.scaler.load_state_dict(saved.scaler)

@@ -31,7 +31,7 @@ python train.py [PRESET.toml] [--key value ...]
 DESCRIPTION = """\
 Train a character-level GPT on a text. A preset is a TOML file of settings. With a preset, all other
 settings have their defaults. Without a preset, the recipe (configs/recipe.py) chooses some of the
-settings. Each flag replaces one setting. (While n_head is 0, it follows n_embd.)"""
+settings. Each flag replaces one setting. (With n_head 0, there is a head for every 64 channels.)"""
 
 
 def parse_train_command(argv: list[str]) -> Values:

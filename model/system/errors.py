@@ -55,7 +55,7 @@ def report_errors(main: Callable[[list[str]], None]) -> Callable[..., int]:
             if not is_out_of_memory(error):
                 raise
             advice = (
-                "Use more --gradient_accumulation_steps, a smaller network, fewer or shorter texts."
+                "Use more --gradient_accumulation_steps, a smaller network, shorter or fewer texts."
             )
             print_line(f"error: out of memory. {advice}", sys.stderr)
             return 1

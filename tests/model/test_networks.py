@@ -169,7 +169,7 @@ def find_mistake(network: str, block_size: int) -> str:
     if not torch.equal(first, again):
         return "gives different logits in two equal calls, so its losses cannot be compared"
     if (first[1] - other[1]).abs().max() > 1e-4 * first.abs().max():
-        return "mixes the examples of a batch, so its loss depends on which stand together"
+        return "mixes the examples of a batch, so its loss depends on which examples are in it"
     if (first - other)[0, :start].abs().max() > 1e-5 * first.abs().max():
         return "looks ahead: its logits depend on later characters, so its loss means nothing"
     return ""
