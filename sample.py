@@ -119,6 +119,7 @@ def converse(model: TrainedModel, config: SampleConfig) -> None:
 
 def score(model: TrainedModel, text: str) -> str:
     """Print the loss of the characters that the model knows. Return these characters."""
+    text = model.tokenizer.known_form(text)
     vocab, others = set(model.vocab), ""
     known = "".join(character for character in text if character in vocab)
     if len(known) < len(text):

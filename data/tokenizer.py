@@ -25,22 +25,24 @@ class CharTokenizer:
         self.id_of_code_point[codes_V] = np.arange(V)
 
     def encode(self, text: str, name: str = "the text") -> np.ndarray:
-        """Return ids_N. If the vocabulary lacks characters, raise UserError, which names them.
-
-        Unicode can write é as one code point (form NFC) or as two (form NFD). If the vocabulary
-        lacks the form of the text, the other form is encoded.
-        """
+        """Return ids_N. If the vocabulary lacks characters, raise UserError, which names them."""
         ids_N = np.empty(len(text), self.id_of_code_point.dtype)
         for chunk in chunks(len(text)):
             codes = np.minimum(code_points(text[chunk]), len(self.id_of_code_point) - 1)
             ids_N[chunk] = self.id_of_code_point[codes]
             if (ids_N[chunk] == len(self.vocab)).any():
-                for form in ("NFC", "NFD"):
-                    other = unicodedata.normalize(form, text)
-                    if set(other) <= set(self.vocab):
-                        return self.encode(other)
+                if (other := self.known_form(text)) != text:
+                    return self.encode(other, name)
                 raise UserError(f"{name} has {describe_unknown(text, self.vocab)}")
         return ids_N
+
+    def known_form(self, text: str) -> str:
+        """Return the text in the Unicode form of which the vocabulary lacks the fewest characters.
+
+        Unicode can write é as one code point (form NFC) or as two (form NFD).
+        """
+        vocab, forms = set(self.vocab), [unicodedata.normalize(x, text) for x in ("NFC", "NFD")]
+        return min((text, *forms), key=lambda form: sum(c not in vocab for c in form))
 
     def decode(self, ids_T: np.ndarray) -> str:
         """Return the text that the ids stand for."""

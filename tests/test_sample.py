@@ -131,6 +131,12 @@ def test_prompt_and_stop_may_have_the_other_unicode_form(form, tiny, text_file, 
         capsys.readouterr()
         assert sample.main(["run", "--temperature=9", f"--prompt={prompt}", f"--stop={stop}"]) == 0
         assert capsys.readouterr().out.rstrip("\n").endswith(text[:-1])
+    for content in (text * 50, f"{other} " * 50, f"{other} " * 49 + "?"):
+        Path("scored.txt").write_text(content)
+        assert sample.main(["run", "--score=scored.txt"]) == 0
+    first, second, third = capsys.readouterr().out.splitlines()
+    assert first == second
+    assert "1 others are not" in third
 
 
 def test_unknown_characters_are_left_out_of_a_score_and_counted(run_sample, capsys, monkeypatch):

@@ -819,6 +819,16 @@ def test_a_worse_model_never_replaces_best_pt(tiny, monkeypatch):
     assert summary(Path("run"))["best_step"] == 20
 
 
+def test_a_resumed_run_without_best_pt_writes_a_new_one(tiny):
+    """So best.pt is never missing where the report names a best loss."""
+    assert tiny("--max_iters=20 --eval_interval=10 --warmup_iters=1 --out_dir=run") == 0
+    Path("run/best.pt").unlink()
+    assert train.main(["--resume", "run"]) == 0
+    assert summary(Path("run"))["best_val_loss"] is None
+    assert train.main(["--resume", "run", "--max_iters=21"]) == 0
+    assert checkpoint.load("run/best.pt").step == summary(Path("run"))["best_step"] == 21
+
+
 def test_a_run_leaves_python_as_it_was(tiny):
     """In a notebook, Python goes on after the run."""
 

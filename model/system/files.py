@@ -49,8 +49,8 @@ def new_run_dir(out_dir: str | None) -> Iterator[Path]:
     with lock_run_dir(path):
         if any(path.iterdir()):
             raise UserError(
-                f"out_dir {path} is not empty. Name another folder, or continue the run in this "
-                f"folder with --resume {quote(path)}."
+                f"out_dir {path} is not empty. Name another folder, or, if last.pt is in it, "
+                f"continue with --resume {quote(path)}."
             )
         try:
             yield path
