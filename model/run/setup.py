@@ -97,8 +97,7 @@ def load_start(given: Values, run_dir: Path) -> tuple[Checkpoint, Values]:
         if unknown := saved.config.keys() - vars(TrainConfig()).keys():
             hint = f"Start a new run from its weights: --init_from {quote(run_dir)}"
             raise UserError(f"the run has the setting {min(unknown)}, which is unknown. {hint}")
-        # best.pt is newer than last.pt if the run was killed between the two saves.
-        path = run_dir / "best.pt"
+        path = run_dir / "best.pt"  # newer if the run was killed between the two saves
         best = load(path) if path.exists() else Checkpoint()
         saved.best_val_loss, saved.best_step = best.best_val_loss, best.best_step
         # --max_iters replaces the time limit of the saved run.
