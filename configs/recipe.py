@@ -38,7 +38,7 @@ SIZES = {
     ],
 }
 CHARS_PER_STEP = {"cpu": 2048, "gpu": 8192}
-MAX_READINGS = {"cpu": 24, "gpu": 28}  # a run reads the text at most this often; more is no help
+MAX_READINGS = {"cpu": 24, "gpu": 28}  # more readings of the text do not help
 LARGER_READINGS = 19  # to use more computation than this, a larger network is better
 MIN_CHARS = 250_000  # a run may always read this many characters, however short its text is
 
@@ -68,7 +68,7 @@ HELD_BACK = {
     ],
 }
 AVERAGE_READINGS = 6  # an average of the weights helps if the text is read at least this often
-AVERAGE_COST = 4 / 3  # with an average, a step costs a third more: the average reads the batch, too
+AVERAGE_COST = 4 / 3  # the average reads each batch, too, so readings cost a third more
 LONG_RUN = 6_144_000  # a CPU run that reads more characters than this gets batches twice as large
 LONG_RUN_RATE = 0.014  # and this learning rate
 COMPILE_SECONDS = 350  # compiling pays off in CPU runs that are longer than this
