@@ -13,6 +13,19 @@ from tests.benchmarks import compare
 from tests.conftest import NO_MASK, ROOT, TINY
 
 
+@pytest.fixture
+def without_tests_of_networks(monkeypatch):
+    """They take 8 s."""
+    run = subprocess.run
+
+    def run_or_pass(command: list, **options: object) -> subprocess.CompletedProcess:
+        if "pytest" in command:
+            return subprocess.CompletedProcess(command, 0)
+        return run(command, **options)
+
+    monkeypatch.setattr(subprocess, "run", run_or_pass)
+
+
 @pytest.mark.parametrize("seeds", [2, 3, 5])
 @pytest.mark.parametrize("size", [0.0, 0.01])
 def test_the_interval_holds_the_difference_in_19_of_20_comparisons(seeds, size):
@@ -35,6 +48,7 @@ def test_the_interval_is_symmetric_and_wider_with_uncertain_speeds():
     assert "0.200" in compare.answer(-0.2, 0.1, "a")
 
 
+@pytest.mark.usefixtures("without_tests_of_networks")
 def test_runs_take_turns_and_never_see_the_validation_text(text_file, capsys, monkeypatch):
     text, seen = text_file.read_text(), []
     train = compare.train
@@ -76,6 +90,7 @@ def test_a_comparison_that_makes_no_sense_is_refused(flags, message, capsys):
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("without_tests_of_networks")
 @pytest.mark.parametrize(
     ("b", "flags", "message"),
     [

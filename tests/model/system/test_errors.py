@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from model.system.errors import AbortError, UserError, quote, report_errors
 
 OUT_OF_MEMORY = "error: out of memory. Use more --gradient_accumulation_steps, "
-OUT_OF_MEMORY += "a smaller network, fewer or shorter texts.\n"
+OUT_OF_MEMORY += "a smaller network, shorter or fewer texts.\n"
 
 
 def run_main(error: BaseException) -> int:
