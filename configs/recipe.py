@@ -31,6 +31,7 @@ SIZES = {
     ],
     "gpu": [
         (0, 0, 2, 128, 256),  # with a context of 256, the other settings are those of a CPU
+        (99_400, 0.35, 4, 192, 256),
         (175_000, 0.35, 4, 192, 512),
         (740_000, 4.5, 6, 256, 1024),
         (2_460_000, 36, 8, 384, 1024),
@@ -57,8 +58,7 @@ HELD_BACK = {
         (21, (0.78, 0.00, 1.0, 0.010)),  # Tiny Shakespeare in a default run
         (78, (0.74, 0.13, 1.0, 0.014)),  # Tiny Shakespeare in a minute
     ],
-    # These rows are for a text that is read fewer than AVERAGE_READINGS times.
-    "cpu, read seldom": [(17, (1.0, 0.0, 0.5, 0.007))],
+    "cpu, read seldom": [(17, (1.0, 0.0, 0.5, 0.007))],  # fewer than AVERAGE_READINGS times
     "gpu, read seldom": [(17, (1.0, 0.0, 0.5, 0.010))],
     # These rows are for --init_from. With 0.007, trained weights overfit within 40 steps.
     "trained weights": [

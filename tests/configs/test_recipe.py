@@ -1,5 +1,6 @@
 """Tests of the recipe: its settings are valid and use the available computation."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
+from configs import recipe as recipe_module
 from configs.flags import ConfigParser, make_config, to_dict, to_toml
 from configs.recipe import DEFAULT_FLOPS, SIZES, Budget, block_parameters, recipe, step_flops
 from configs.settings import GPTConfig, TrainConfig
@@ -94,18 +96,19 @@ lengths |= st.floats(2.5, 12).map(lambda exponent: int(10**exponent))
 @given(budgets, lengths, lengths, st.floats(1, 1000), st.booleans())
 @example(Budget(flops=2.2e14, device="cuda"), 149_999, 150_000, 1.0, True)
 @example(Budget(), 64_000, 68_000, 1.0, True)
+@example(Budget(flops=2.2e14, device="cuda"), 80_000, 100_000, 1.0, True)
 def test_more_text_or_computation_gives_no_less(budget, length, other, factor, more_text):
-    """The network does not shrink, nor does the computation. The same network reads no less."""
+    """The network does not shrink, nor does the computation. The same network reads no less.
+
+    The next test has the exception: a network that could read the text LARGER_READINGS times.
+    """
     less = replace(budget, minutes=0.0, train_chars=min(length, other))
     more = replace(less, flops=less.flops * factor)
     if more_text:
         more = replace(less, train_chars=max(length, other))
-    before, after = recipe(less), recipe(more)
-    # If a run would read a short text too often, the recipe chooses a larger network instead. For a
-    # longer text, that may be unnecessary.
-    assume(
-        not more_text or flops(less, before) < step_flops(network(before), 18 * less.train_chars)
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recipe_module, "LARGER_READINGS", math.inf)
+        before, after = recipe(less), recipe(more)
     assert network(after) >= network(before)
     if less.parameters or network(after) == network(before):
         rounding = 2 * max(s["batch_size"] * s["block_size"] for s in (before, after))
@@ -113,6 +116,21 @@ def test_more_text_or_computation_gives_no_less(budget, length, other, factor, m
         assert chars(after) * cost_after >= chars(before) * cost_before - rounding * 4 / 3
     step = max(flops(b, s | {"max_iters": 1}) for b, s in ((less, before), (more, after)))
     assert flops(more, after) >= flops(less, before) - 2 * step
+
+
+@given(budgets)
+@example(Budget(150_000, flops=5.7e13))
+def test_a_larger_network_is_used_if_it_can_read_the_text_often(budget):
+    """At 150,000 characters, the larger network was better (docs/experiments.md, 16)."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recipe_module, "LARGER_READINGS", math.inf)
+        without = network(recipe(budget))
+    larger, readings = network(recipe(budget)), recipe_module.LARGER_READINGS
+    assert larger >= without
+    if larger > without:
+        assert budget.flops >= step_flops(larger, readings * budget.train_chars)
+    if budget == Budget(150_000, flops=5.7e13):
+        assert larger > without
 
 
 @given(budgets)
@@ -179,6 +197,15 @@ def test_a_gpu_gets_a_larger_network_and_larger_batches():
     on_cpu, on_gpu = recipe(Budget()), recipe(Budget(flops=DEFAULT_FLOPS["gpu"], device="cuda"))
     assert on_gpu["n_embd"] > on_cpu["n_embd"]
     assert on_gpu["batch_size"] > on_cpu["batch_size"]
+
+
+@given(st.integers(80_000, 400_000), st.floats(1, 20))
+def test_a_gpu_goes_over_to_4_x_192_once(length, factor):
+    """Between 80,000 and 100,000 characters."""
+    flops = factor * DEFAULT_FLOPS["gpu"]
+    settings = recipe(Budget(length, flops, device="cuda"))
+    size = (settings["n_layer"], settings["n_embd"])
+    assert size == (4, 192) or (size == (2, 128) and length < 100_000)
 
 
 @given(budgets)
