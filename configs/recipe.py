@@ -1,8 +1,7 @@
 """The recipe: it chooses the settings from the length of the text and the amount of computation.
 
-The table SIZES gives the network. The table HELD_BACK gives the settings against overfitting. The
-recipe reads only the text, the device, --minutes and --init_from. Every other flag replaces one
-setting and does not change what the recipe chooses for the others.
+The table SIZES gives the network, HELD_BACK the settings against overfitting. The recipe reads only
+the text, the device, --minutes and --init_from. Every other flag changes its own setting only.
 
 The rows for CPUs were fitted on two cores, in runs of one to fifteen minutes, to texts in four
 languages with 30,000 to a million characters. The rows for GPUs were fitted to a million
@@ -18,8 +17,9 @@ import numpy as np
 # The floating-point operations of a run without --minutes. In SIZES, such a run has the length 1.
 DEFAULT_FLOPS = {"cpu": 8.86e12, "gpu": 2.2e14}
 
-# A row's network is used if the text has at least this many characters (with fewer, so many
-# parameters do not help) and the run has at least this length. The last such row counts.
+# A row fits if the text has at least this many characters (on shorter texts, so many parameters do
+# not help), and if the run has at least this length or can read the text LARGER_READINGS times with
+# the network of the row. The last row that fits counts.
 SIZES = {
     # characters, length, n_layer, n_embd, block_size
     "cpu": [
@@ -40,7 +40,7 @@ SIZES = {
 }
 CHARS_PER_STEP = {"cpu": 2048, "gpu": 8192}
 MAX_READINGS = {"cpu": 24, "gpu": 28}  # more readings of the text do not help
-LARGER_READINGS = 19  # to use more computation than this, a larger network is better
+LARGER_READINGS = 19  # a larger network is better if it can read the text this often
 MIN_CHARS = 250_000  # a run may always read this many characters, however short its text is
 
 # The first column says how easily the network can learn the text by heart. It is the number of
