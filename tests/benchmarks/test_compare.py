@@ -57,6 +57,8 @@ def test_runs_take_turns_and_never_see_the_validation_text(text_file, capsys, mo
         assert text.startswith(Path(path).read_text())
         assert len(Path(path).read_text()) == int(0.9 * len(text))
         seen.append((out_dir.name, flags[-1]))
+        if "one step" in out_dir.name:  # another test makes these runs
+            return {}
         run = train(flags, path, seed, out_dir)
         assert run["train_chars"] + run["val_chars"] == int(0.9 * len(text))
         return run | {"step_seconds": 2.0 if flags[1] == "gpt" else 3.0}
