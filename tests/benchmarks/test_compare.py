@@ -105,6 +105,7 @@ def test_what_is_wrong_with_b_is_found_before_a_is_trained(b, flags, message, te
     assert compare.main(["quill", b, *flags]) == 2
     assert message in capfd.readouterr().err
     assert not list(Path().glob("runs/compare/*/a-1"))
+    assert Path("runs").exists() == (b != "typo")  # an unknown network is refused before any run
 
 
 def test_a_network_that_looks_ahead_is_refused(tmp_path):

@@ -118,6 +118,14 @@ def test_more_text_or_computation_gives_no_less(budget, length, other, factor, m
     assert flops(more, after) >= flops(less, before) - 2 * step
 
 
+@pytest.mark.parametrize("rows", SIZES.values(), ids=SIZES)
+def test_a_longer_text_or_run_has_a_later_row_with_a_larger_network(rows):
+    columns = [*zip(*rows, strict=True)]
+    columns.append([block_parameters(n_layer, n_embd) for _, _, n_layer, n_embd, _ in rows])
+    for column in columns:
+        assert [*column] == sorted(column)
+
+
 @given(budgets)
 @example(Budget(150_000, flops=5.7e13))
 def test_a_larger_network_is_used_if_it_can_read_the_text_often(budget):
