@@ -89,7 +89,7 @@ CASES = [
     ("train.py --resume it", "it/last.pt cannot be read", "Did you mean runs/it/last.pt?"),
     ("train.py --init_from it", "it cannot be read", "Did you mean runs/it?"),
     ("train.py --resume runs/it", "text.txt cannot be found. ", "has moved, use --data NEW"),
-    ("train.py --resume bad_best", "bad_best/best.pt is damaged", "To resume, delete it"),
+    ("train.py --resume bad_best", "bad_best/best.pt is damaged", "To resume, delete best.pt"),
     ("sample.py bad_best", "bad_best/best.pt is damaged", "--which last"),
     ("train.py --bias True", "preset True cannot be read"),
     ("train.py --data 'missing/*.txt'", "missing/*.txt cannot be found"),

@@ -81,7 +81,7 @@ def load(path: Path | str) -> Checkpoint:
         raise UserError(f"{path} cannot be read: {error.strerror}.{hint}") from None
     signed, digest = content[:-32], content[-32:]
     if not signed.endswith(MAGIC) or hashlib.sha256(signed).digest() != digest:
-        hint = " Use --which last. To resume, delete it." if Path(path).name == "best.pt" else ""
+        hint = " Use --which last. To resume, delete best.pt." if "best.pt" in str(path) else ""
         raise UserError(f"{path} is damaged, or not a checkpoint of this version of Quill.{hint}")
     return Checkpoint(**torch.load(io.BytesIO(content), map_location="cpu", weights_only=True))
 

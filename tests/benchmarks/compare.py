@@ -87,7 +87,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[list[str]]]:
     if wrong := sorted(REFUSED & {*given[0], *given[1]}):
         raise UserError(f"{wrong[0]} cannot be given here. Leave it out.")
     if make_config(DataConfig, given[0]) != make_config(DataConfig, given[1]):
-        raise UserError("A and B need the same text, split alike. Give both the flags of the text.")
+        raise UserError("A and B need the same text, split alike. Give both the same flags.")
     for network in args.networks:
         network_class(network)  # raises UserError if there is no such file
     name = "tests/model/test_networks.py::test_the_loss_means_something"
