@@ -1,25 +1,21 @@
 """Write text with a trained model: python sample.py [RUN_DIR | CHECKPOINT.pt] [--key value ...]"""
 
-import signal
-import sys
-
-if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends the imports without a traceback
-
 import contextlib
 import itertools
 import math
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
+from configs.errors import UserError
 from configs.flags import ConfigParser, make_config
-from configs.settings import DeviceConfig
+from configs.settings import PATH, DeviceConfig
 from data.reader import read_text
 from data.tokenizer import describe_unknown
 from model import load
 from model.generate import GenerationConfig, first_character
-from model.system.errors import UserError, report_errors
+from model.system.console import report_errors
 from model.system.files import atomic_write
 from model.trained import TrainedModel
 
@@ -32,12 +28,11 @@ class TextConfig:
     """The text to continue, where to stop, what to show."""
 
     prompt: Annotated[str, "the text to continue; default: a newline"] = ""
-    prompt_file: Annotated[str | None, "a file with the prompt; - is standard input"] = None
     stop: Annotated[str, "end a text after these characters"] = ""
     which: Annotated[Literal["best", "last"], "which checkpoint of the run to use"] = "best"
     interactive: Annotated[bool, "continue one prompt after another; Ctrl-C ends a text"] = False
-    score: Annotated[str | None, "print the loss of this file (- is standard input)"] = None
-    attention: Annotated[str | None, "write an HTML page of the model to this file"] = None
+    score: Annotated[str | None, "print the loss of this file (- is standard input)", PATH] = None
+    attention: Annotated[str | None, "write an HTML page of the model to this file", PATH] = None
 
 
 @dataclass(frozen=True)
@@ -53,37 +48,29 @@ def main(argv: list[str]) -> None:
     flags = parser.parse(argv)
     name = flags.pop("checkpoint", None)
     config = make_config(SampleConfig, flags)
-    for names in (("prompt", "prompt_file", "interactive", "score"), ("interactive", "attention")):
+    for names in (("prompt", "interactive", "score"), ("interactive", "attention")):
         if sum(bool(getattr(config, key)) for key in names) > 1:
             raise UserError(f"give only one of {', '.join(names)}.")
-    page = Path(config.attention or "page.html")
-    if page.suffix != ".html" or not page.parent.is_dir():
+    page = config.attention and Path(config.attention)
+    if page and (page.suffix != ".html" or not page.parent.is_dir()):
         raise UserError(f"attention is '{page}'. Name an .html file in a folder that exists.")
     model = load(name, config.which, device=config.device, dtype=config.dtype)
     model.tokenizer.encode(config.stop, "stop")
-    prompt = config.prompt
-    if config.prompt_file is not None:
-        prompt = read_input(config.prompt_file, model)
-    model.tokenizer.encode(prompt, "the prompt")
+    model.tokenizer.encode(config.prompt, "the prompt")
 
     if config.interactive:
         converse(model, config)
         return
     if config.score is not None:
-        text = score(model, read_input(config.score, model))
+        text = score(model, config.score)
     else:
         print(model.about, file=sys.stderr, flush=True)
-        text = write(model, prompt, config)
+        text = write(model, config.prompt, config)
         if sys.stdout.isatty():
             print(flush=True)
-    if config.attention is not None:
+    if page:
         with atomic_write(page) as file:
             file.write(model.attention_page(text).encode("utf-8", "replace"))
-
-
-def read_input(name: str, model: TrainedModel) -> str:
-    """Return the text of a file, in the encoding of the training text, or UTF-8 standard input."""
-    return read_text(Path(name), "utf-8" if name == "-" else model.encoding)
 
 
 def write(model: TrainedModel, prompt: str, config: SampleConfig) -> str:
@@ -109,6 +96,8 @@ def converse(model: TrainedModel, config: SampleConfig) -> None:
         except UserError as error:
             print(f"error: {error}", file=sys.stderr, flush=True)
             continue
+        except UnicodeDecodeError as error:
+            raise UserError(f"standard input is not {error.encoding} text.") from None
         except EOFError:
             return
         # Each turn has a new seed, so that the same prompt gets another continuation.
@@ -117,20 +106,20 @@ def converse(model: TrainedModel, config: SampleConfig) -> None:
         print(flush=True)
 
 
-def score(model: TrainedModel, text: str) -> str:
-    """Print the loss of the characters that the model knows. Return these characters."""
+def score(model: TrainedModel, name: str) -> str:
+    """Print the loss of the characters of a file that the model knows. Return these characters."""
+    text = read_text(Path(name), "utf-8" if name == "-" else model.encoding)
     text = model.tokenizer.known_form(text)
-    vocab, others = set(model.vocab), ""
+    vocab = set(model.vocab)
     known = "".join(character for character in text if character in vocab)
     if len(known) < len(text):
-        others = f"; {len(text) - len(known):,} others are not in the vocabulary"
         unknown = describe_unknown(text, model.vocab)
         print(f"warning: the text has {unknown}", file=sys.stderr, flush=True)
     nats = model.loss(known)
     print(model.about, file=sys.stderr, flush=True)
     print(
         f"{nats:.4f} nats, {nats / math.log(2):.4f} bits per character, "
-        f"over {len(known) - 1:,} characters, at temperature 1{others}",
+        f"over {len(known) - 1:,} characters, at temperature 1",
         flush=True,
     )
     return known

@@ -1,4 +1,4 @@
-"""Settings, flags and the recipe. This folder imports no other folder."""
+"""Settings, flags, presets, the recipe, and UserError. This folder imports no other folder."""
 
 import sys
 

@@ -1,7 +1,7 @@
 """The recipe: it chooses the settings from the length of the text and the amount of computation.
 
-The table SIZES gives the network, HELD_BACK the settings against overfitting. The recipe reads only
-the text, the device, --minutes and --init_from. Every other flag changes its own setting only.
+The recipe reads only the text, the device, --minutes and --init_from. A preset replaces some of its
+settings, and a flag replaces both. Neither changes what the recipe chooses for the others.
 
 The rows for CPUs were fitted on two cores, in runs of one to fifteen minutes, to texts in four
 languages with 30,000 to a million characters. The rows for GPUs were fitted to a million
@@ -30,7 +30,7 @@ SIZES = {
         (421_000, 533, 6, 256, 256),
     ],
     "gpu": [
-        (0, 0, 2, 128, 256),  # with a context of 256, the other settings are those of a CPU
+        (0, 0, 2, 128, 256),
         (99_400, 0.35, 4, 192, 256),
         (175_000, 0.35, 4, 192, 512),
         (740_000, 4.5, 6, 256, 1024),
@@ -38,6 +38,7 @@ SIZES = {
         (4_820_000, 140, 12, 512, 1024),
     ],
 }
+# Above, "gpu" is the device. In the next tables, "gpu" is a GPU with a context of more than 256.
 CHARS_PER_STEP = {"cpu": 2048, "gpu": 8192}
 MAX_READINGS = {"cpu": 24, "gpu": 28}  # more readings of the text do not help
 LARGER_READINGS = 19  # a larger network is better if it can read the text this often
@@ -47,7 +48,7 @@ MIN_CHARS = 250_000  # a run may always read this many characters, however short
 # readings of the text times √(parameters in the blocks / characters). Between two rows, the values
 # are interpolated on the logarithm of this column. Beyond the last row, they stay the same. Dropout
 # is rounded to tenths, weight decay to halves.
-HELD_BACK = {
+REGULARIZATION = {
     # by heart  train_temperature, dropout, weight_decay, learning_rate
     "cpu": [
         (17, (0.90, 0.000, 0.50, 0.010)),  # 225,000 characters or more, in a default run
@@ -58,10 +59,10 @@ HELD_BACK = {
         (21, (0.78, 0.00, 1.0, 0.010)),  # Tiny Shakespeare in a default run
         (78, (0.74, 0.13, 1.0, 0.014)),  # Tiny Shakespeare in a minute
     ],
-    "cpu, read seldom": [(17, (1.0, 0.0, 0.5, 0.007))],  # fewer than AVERAGE_READINGS times
-    "gpu, read seldom": [(17, (1.0, 0.0, 0.5, 0.010))],
-    # These rows are for --init_from. With 0.007, trained weights overfit within 40 steps.
-    "trained weights": [
+    # If the text is read fewer than AVERAGE_READINGS times, no overfitting has to be avoided.
+    "cpu, read seldom": [(1, (1.0, 0.0, 0.5, 0.007))],
+    "gpu, read seldom": [(1, (1.0, 0.0, 0.5, 0.010))],
+    "--init_from": [  # with a learning rate of 0.007, trained weights overfit within 40 steps
         (17, (1.0, 0.0, 0.5, 0.001)),
         (34, (0.9, 0.1, 0.5, 0.001)),
         (68, (0.8, 0.1, 1.0, 0.001)),
@@ -93,44 +94,32 @@ def block_parameters(n_layer: int, n_embd: int) -> int:
 
 
 def step_flops(parameters: int, chars: int) -> float:
-    """Return the floating-point operations of a training step that reads `chars` characters.
-
-    It has 6 for each character and each parameter in the blocks. Attention is not counted.
-    """
+    """Return the operations of a training step: 6 for each character and parameter of a block."""
     return 6.0 * parameters * chars
 
 
 def recipe(budget: Budget) -> dict[str, Any]:
     """Return every setting that depends on the budget, by its name."""
-    kind = "gpu" if budget.device == "cuda" else "cpu"
-    flops = budget.flops or DEFAULT_FLOPS[kind]
-    for min_chars, min_length, *size in SIZES[kind]:
-        often = step_flops(block_parameters(*size[:2]), LARGER_READINGS * budget.train_chars)
-        is_long = flops >= min(min_length * DEFAULT_FLOPS[kind], often)
-        if budget.train_chars >= min_chars and is_long:
-            n_layer, n_embd, block_size = size
-    kind = "gpu" if block_size > 256 else "cpu"  # a short text is trained like on a CPU
+    device = "gpu" if budget.device == "cuda" else "cpu"
+    flops = budget.flops or DEFAULT_FLOPS[device]
+    n_layer, n_embd, block_size = choose_size(device, flops, budget.train_chars)
+    style = "gpu" if block_size > 256 else "cpu"  # the key of the other tables
     parameters = budget.parameters or block_parameters(n_layer, n_embd)
+    block_size = budget.block_size or block_size
 
     # The run reads as many characters as the computation allows, but the text not too often.
     affordable_chars = max(flops, 1.0) / step_flops(parameters, 1)
-    useful_chars = max(MAX_READINGS[kind] * budget.train_chars, MIN_CHARS)
+    useful_chars = max(MAX_READINGS[style] * budget.train_chars, MIN_CHARS)
     chars = min(affordable_chars, useful_chars)
-    readings = chars / budget.train_chars
-    table = kind if readings >= AVERAGE_READINGS else f"{kind}, read seldom"
-    if budget.parameters:
-        table = "trained weights"
-    has_average = table == kind
-    by_heart = readings * math.sqrt(parameters / budget.train_chars)
-    temperature, dropout, weight_decay, learning_rate = interpolate(HELD_BACK[table], by_heart)
+    settings = regularize(style, parameters, chars, budget)
 
-    chars_per_step = CHARS_PER_STEP[kind]
-    if kind == "cpu" and chars > LONG_RUN:
-        chars_per_step *= 2
-        learning_rate = learning_rate if budget.parameters else LONG_RUN_RATE
-    block_size = budget.block_size or block_size
-    batch_size = max(1, chars_per_step // block_size)
-    cost = AVERAGE_COST if has_average else 1
+    batch_chars = CHARS_PER_STEP[style]
+    if style == "cpu" and chars > LONG_RUN:
+        batch_chars *= 2
+        if not budget.parameters:
+            settings["learning_rate"] = LONG_RUN_RATE
+    batch_size = max(1, batch_chars // block_size)
+    cost = AVERAGE_COST if settings["ema_decay"] else 1
     steps = max(1, int(chars / cost / (batch_size * block_size)))
     useful_steps = max(1, int(useful_chars / cost / (batch_size * block_size)))
 
@@ -138,28 +127,44 @@ def recipe(budget: Budget) -> dict[str, Any]:
     # fifteenth of the training time. If eight fit into a sixth of it, there are at least eight. On
     # a GPU, the sample takes longest, so there is one evaluation in 260 steps.
     affordable = chars / cost / min(budget.train_chars / 27, 350_000)
-    evaluations = steps / 260 if kind == "gpu" else max(affordable / 15, min(affordable / 6, 8))
-
+    evaluations = steps / 260 if style == "gpu" else max(affordable / 15, min(affordable / 6, 8))
     seconds = 60 * budget.minutes * chars / affordable_chars
     is_compiled = budget.device == "cpu" and seconds > COMPILE_SECONDS
-    return {
-        "block_size": block_size,
+    return settings | {
         "n_layer": n_layer,
         "n_embd": n_embd,
+        "block_size": block_size,
         "batch_size": batch_size,
         "max_iters": useful_steps if budget.minutes else steps,  # or the clock ends it
         "eval_interval": math.ceil(steps / min(max(round(evaluations), 2), 10)),
-        "learning_rate": round(learning_rate, 3),
-        "ema_decay": 0.995 if has_average else 0.0,
-        "train_temperature": round(temperature, 2),
-        "dropout": round(dropout, 1),
-        "weight_decay": round(2 * weight_decay) / 2,
         "compile": "on" if is_compiled else "auto",
     }
 
 
-def interpolate(table: list[tuple[float, tuple]], position: float) -> list[float]:
-    """Return the values of a table at a position, interpolated on the logarithm of the position."""
-    logarithms = np.log([row_position for row_position, _ in table])
-    columns = zip(*(values for _, values in table), strict=True)
-    return [float(np.interp(math.log(position), logarithms, column)) for column in columns]
+def choose_size(device: str, flops: float, train_chars: int) -> tuple[int, int, int]:
+    """Return n_layer, n_embd and block_size of the last row of SIZES that fits."""
+    for min_chars, min_length, n_layer, n_embd, block_size in SIZES[device]:
+        often = step_flops(block_parameters(n_layer, n_embd), LARGER_READINGS * train_chars)
+        is_long = flops >= min(min_length * DEFAULT_FLOPS[device], often)
+        if train_chars >= min_chars and is_long:
+            size = n_layer, n_embd, block_size
+    return size
+
+
+def regularize(style: str, parameters: int, chars: float, budget: Budget) -> dict[str, float]:
+    """Return the learning rate, and what keeps the network from learning the text by heart."""
+    readings = chars / budget.train_chars
+    has_average = readings >= AVERAGE_READINGS and not budget.parameters
+    key = style if has_average else f"{style}, read seldom"
+    rows = REGULARIZATION["--init_from" if budget.parameters else key]
+    by_heart = math.log(readings * math.sqrt(parameters / budget.train_chars))
+    places = np.log([place for place, _ in rows])
+    columns = zip(*(values for _, values in rows), strict=True)
+    temperature, dropout, decay, lr = (float(np.interp(by_heart, places, x)) for x in columns)
+    return {
+        "learning_rate": round(lr, 3),
+        "ema_decay": 0.995 if has_average else 0.0,
+        "train_temperature": round(temperature, 2),
+        "dropout": round(dropout, 1),
+        "weight_decay": round(2 * decay) / 2,
+    }

@@ -1,8 +1,7 @@
 """A text that is split into training text and validation text, and the batches made from both.
 
-An example is a sequence of T neighboring characters of the training text or of the validation text.
-If these texts consist of stretches from several places, the stretches are joined. Then a few
-examples contain the end of one stretch and the start of the next.
+An example is a sequence of T neighboring characters of one of these texts. If a text consists of
+stretches from several places, a few examples contain the end of one and the start of the next.
 
 Shapes: N characters of the text, E examples of an epoch, B examples of a batch, T time
 (block_size).
@@ -17,12 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from configs.errors import UserError, shorten
 from configs.settings import DataConfig, TrainConfig
 from data.check import check_split
 from data.reader import find_text_files, read_text, tiny_shakespeare
 from data.tokenizer import CharTokenizer, extend_vocab
-from model.system.errors import UserError, shorten
-from model.system.processes import Processes
 
 MAX_EVAL_CHARS = 1 << 20  # an evaluation reads at most this many characters
 CHECKED_CHARS = 5_000_000  # data/check.py reads at most this many characters of each part
@@ -64,8 +62,7 @@ class Corpus:
     def batch(self, config: TrainConfig, step: int, rows: slice) -> tuple[Tensor, Tensor]:
         """Return x_BT and y_BT of a training step. y_BT holds the character after each one of x_BT.
 
-        An epoch uses each example once. (If examples were drawn with replacement, an epoch would
-        miss a third of the text.) The batch depends only on the arguments. Therefore a resumed run
+        An epoch uses each example once. The batch depends only on the arguments, so a resumed run
         gets the same batches without a saved state. `rows` selects this process's examples.
         """
         starts, block_size, batch_size = [], config.block_size, config.batch_size
@@ -75,16 +72,16 @@ class Corpus:
         return gather_examples(self.ids_N, np.array(starts), block_size)
 
     def eval_batches(
-        self, block_size: int, chars: int, processes: Processes
+        self, block_size: int, chars: int, rank: int = 0, world_size: int = 1
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield x_BT and y_BT of the validation batches that this process evaluates.
+        """Yield x_BT and y_BT of the validation batches that the process `rank` evaluates.
 
-        Together, all processes read the validation text in batches of about `chars` characters. If
-        it is longer than MAX_EVAL_CHARS, they read only some windows of it, evenly spaced.
+        A batch has about `chars` characters. If the text is longer than MAX_EVAL_CHARS, only some
+        windows of it are read, evenly spaced.
         """
         max_windows = max(1, MAX_EVAL_CHARS // block_size)
         windows = cut_windows(self.val_chars, block_size, chars, max_windows)
-        for starts_B, T in windows[processes.rank :: processes.world_size]:
+        for starts_B, T in windows[rank::world_size]:
             yield gather_examples(self.ids_N, self.train_chars + starts_B, T)
 
 
@@ -100,9 +97,8 @@ def cut_windows(
 ) -> list[tuple[np.ndarray, int]]:
     """Cut a text into windows. Return batches of about `chars` characters, as (starts_B, T).
 
-    A window has block_size characters; the last window is shorter. So each character except the
-    first is predicted once, from the characters before it in its window. If there are more
-    windows than `max_windows`, some are left out. The others are full and evenly spaced.
+    A window has block_size characters; the last window is shorter. If there are more windows than
+    `max_windows`, some are left out. The others are full and evenly spaced.
     """
     targets = length - 1
     starts, last_T = np.arange(targets // block_size) * block_size, targets % block_size
@@ -123,8 +119,7 @@ def examples_per_epoch(length: int, block_size: int) -> int:
 def shuffled_starts(length: int, block_size: int, seed: int, epoch: int) -> np.ndarray:
     """Cut a text into adjacent examples. Return starts_E, where they start, in random order.
 
-    Each epoch cuts at other places. Thus, over many epochs, a character appears at every position
-    of an example.
+    Each epoch cuts at other places, so in the end a character appears at every position.
     """
     rng = np.random.default_rng([seed, epoch])
     count = examples_per_epoch(length, block_size)
@@ -135,9 +130,8 @@ def shuffled_starts(length: int, block_size: int, seed: int, epoch: int) -> np.n
 def open_corpus(config: DataConfig, vocab: str = "") -> Corpus:
     """Read the text that `config` names into memory.
 
-    `vocab` is the vocabulary of a checkpoint, or empty. The vocabulary of the corpus is `vocab`,
-    followed by the other characters of the text, sorted. Raises UserError if the text cannot be
-    read.
+    The vocabulary is `vocab`, the vocabulary of a checkpoint, followed by the other characters of
+    the text, sorted.
     """
     paths = [str(tiny_shakespeare())] if config.data is None else config.data
     files = find_text_files(paths)
@@ -169,8 +163,7 @@ def split(
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Return the stretches of a text for training, and the stretches for validation.
 
-    The text is cut into equal pieces. The end of each piece is for validation. The split "end" has
-    one piece, the split "spread" up to MAX_PIECES.
+    The end of each of several equal pieces is for validation. The split "end" has one piece.
     """
     pieces = 1
     if val_split == "spread":

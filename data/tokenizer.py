@@ -8,9 +8,7 @@ import unicodedata
 
 import numpy as np
 
-from model.system.errors import UserError
-
-CHUNK = 1 << 18  # the number of characters to convert at once
+from configs.errors import UserError
 
 
 class CharTokenizer:
@@ -26,14 +24,12 @@ class CharTokenizer:
 
     def encode(self, text: str, name: str = "the text") -> np.ndarray:
         """Return ids_N. If the vocabulary lacks characters, raise UserError, which names them."""
-        ids_N = np.empty(len(text), self.id_of_code_point.dtype)
-        for chunk in chunks(len(text)):
-            codes = np.minimum(code_points(text[chunk]), len(self.id_of_code_point) - 1)
-            ids_N[chunk] = self.id_of_code_point[codes]
-            if (ids_N[chunk] == len(self.vocab)).any():
-                if (other := self.known_form(text)) != text:
-                    return self.encode(other, name)
-                raise UserError(f"{name} has {describe_unknown(text, self.vocab)}")
+        codes_N = np.minimum(code_points(text), len(self.id_of_code_point) - 1)
+        ids_N = self.id_of_code_point[codes_N]
+        if (ids_N == len(self.vocab)).any():
+            if (other := self.known_form(text)) != text:
+                return self.encode(other, name)
+            raise UserError(f"{name} has {describe_unknown(text, self.vocab)}")
         return ids_N
 
     def known_form(self, text: str) -> str:
@@ -52,15 +48,9 @@ class CharTokenizer:
 def extend_vocab(vocab: str, text: str) -> str:
     """Return the vocabulary, followed by the other characters of a text, sorted."""
     occurs = np.zeros(sys.maxunicode + 1, bool)  # whether each code point occurs in the text
-    for chunk in chunks(len(text)):
-        occurs[code_points(text[chunk])] = True
+    occurs[code_points(text)] = True
     occurs[code_points(vocab)] = False
     return vocab + "".join(map(chr, np.flatnonzero(occurs)))
-
-
-def chunks(length: int) -> list[slice]:
-    """Return slices for parts of a long text. All code points at once would take much memory."""
-    return [slice(start, start + CHUNK) for start in range(0, length, CHUNK)]
 
 
 def describe_unknown(text: str, vocab: str) -> str:

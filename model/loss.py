@@ -5,32 +5,35 @@ The loss of a character is -ln p nats, if the network gave it the probability p.
 Shapes: B batch, T time (characters), V vocabulary.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.system.device import Machine
-
 
 def training_loss(
     logits_BTV: Tensor, y_BT: Tensor, temperature: float, average_BTV: Tensor | None = None
-) -> Tensor:
-    """Return the mean loss in nats per character.
+) -> tuple[Tensor, Tensor]:
+    """Return the mean loss to minimize, and the mean cross-entropy for the training curve.
 
-    A temperature below 1 sharpens the predictions in training only. Therefore the predictions in
-    evaluation and sampling are less confident, as they should be after many epochs. (Guo et al.
-    2017, "On calibration", fit a temperature after training.) `average_BTV` holds the logits of a
-    running average of the network. With it, half of the loss measures the distance to the
-    predictions of the average (Tarvainen and Valpola 2017, "Mean teachers are better role models").
+    They differ with a temperature or an average. A temperature below 1 sharpens the predictions in
+    training only. Therefore the predictions in evaluation and sampling are less confident, as they
+    should be after many epochs. (Guo et al. 2017, "On calibration", fit a temperature after
+    training.) `average_BTV` holds the logits of a running average of the network. With it, half of
+    the loss measures the distance to the predictions of the average (Tarvainen and Valpola 2017,
+    "Mean teachers are better role models").
     """
+    if temperature == 1 and average_BTV is None:
+        loss = cross_entropy(logits_BTV, y_BT)
+        return loss, loss.detach()
+    nats = cross_entropy(logits_BTV.detach(), y_BT)
     logits_BTV = logits_BTV / temperature
     loss = cross_entropy(logits_BTV, y_BT)
     if average_BTV is None:
-        return loss
+        return loss, nats
     probs_BTV = (average_BTV.detach().float() / temperature).softmax(dim=-1)
-    return (loss + cross_entropy(logits_BTV, probs_BTV)) / 2
+    return (loss + cross_entropy(logits_BTV, probs_BTV)) / 2, nats
 
 
 def cross_entropy(logits_BTV: Tensor, target: Tensor) -> Tensor:
@@ -39,16 +42,14 @@ def cross_entropy(logits_BTV: Tensor, target: Tensor) -> Tensor:
 
 
 @torch.no_grad()  # with inference_mode, a network could not use its tensors in training later
-def evaluate(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], machine: Machine) -> float:
-    """Return the mean loss over the characters of all batches (x_BT, y_BT) of all processes.
+def evaluate(model: nn.Module, batches: Iterable[Sequence[Tensor]]) -> tuple[float, int]:
+    """Return the sum of the losses over batches of x_BT and y_BT, and the number of losses.
 
-    `model` must be in eval mode.
+    `model` must be in eval mode, and the batches on its device.
     """
     nats, chars = [], 0
-    with machine.autocast():
-        for batch in batches:
-            x_BT, y_BT = machine.to_device(*batch)
-            nats.append(cross_entropy(model(x_BT), y_BT) * y_BT.numel())
-            chars += y_BT.numel()
+    for x_BT, y_BT in batches:
+        nats.append(cross_entropy(model(x_BT), y_BT) * y_BT.numel())
+        chars += y_BT.numel()
     # Convert the losses to numbers only here, because each conversion waits for the device.
-    return machine.processes.sum(sum(map(float, nats))) / machine.processes.sum(chars)
+    return sum(map(float, nats)), chars

@@ -4,11 +4,13 @@ import copy
 import math
 from collections.abc import Iterable
 from inspect import unwrap
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from configs.errors import UserError
 from configs.settings import OptimConfig
 
 AVERAGE_FROM = 50  # from this step on, a network also learns from the average of its weights
@@ -22,7 +24,13 @@ class Optimizer(torch.optim.Optimizer):
 
     add_param_group = unwrap(torch.optim.Optimizer.add_param_group)
     state_dict = unwrap(torch.optim.Optimizer.state_dict)
-    load_state_dict = unwrap(torch.optim.Optimizer.load_state_dict)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load a state. PyTorch matches parameters by their order, so compare their names first."""
+        groups = zip(self.param_groups, state["param_groups"], strict=True)
+        if any(ours["param_names"] != theirs["param_names"] for ours, theirs in groups):
+            raise UserError("the checkpoint has its layers in another order than model/.")
+        unwrap(torch.optim.Optimizer.load_state_dict)(self, state)
 
 
 class AdamW(Optimizer, torch.optim.AdamW):
@@ -32,14 +40,13 @@ class AdamW(Optimizer, torch.optim.AdamW):
 
 
 def make_optimizers(
-    model: nn.Module, config: OptimConfig, muon_dtype: torch.dtype
+    model: nn.Module, config: OptimConfig, muon_dtype: torch.dtype, gradients_stay: bool = False
 ) -> list[Optimizer]:
     """Return Muon and AdamW, or AdamW alone.
 
-    Muon updates the matrices in `model.blocks`. Beside Muon, AdamW updates all other parameters,
-    without weight decay. AdamW alone decays all matrices, embeddings included, but no gains and
-    biases. An optimizer must store in `state` all values that it needs in later steps. Otherwise, a
-    resumed run differs from an uninterrupted run.
+    `gradients_stay` says that a CUDA graph of the network writes all gradients to the same memory.
+    Beside Muon, AdamW updates all parameters that are no matrices in the blocks, without weight
+    decay. AdamW alone decays all matrices, embeddings included, but no gains and biases.
     """
     matrices, others = [], []
     for name, parameter in model.named_parameters():
@@ -51,7 +58,8 @@ def make_optimizers(
     betas = (config.beta1, config.beta2)
     groups = [{"params": others, "weight_decay": 0.0}]
     if config.optimizer == "muon" and matrices:
-        muon = Muon(matrices, config.learning_rate, config.weight_decay, muon_dtype)
+        lr, decay = config.learning_rate, config.weight_decay
+        muon = Muon(matrices, lr, decay, muon_dtype, gradients_stay)
         return [muon, AdamW(groups, config.learning_rate, betas, fused=True)]
     groups = [{"params": matrices, "weight_decay": config.weight_decay}, *groups]
     groups = [group for group in groups if group["params"]]
@@ -67,9 +75,8 @@ def make_average(model: nn.Module, decay: float) -> nn.Module:
 def update_average(average: nn.Module, model: nn.Module, decay: float, step: int) -> None:
     """Move the running average of the weights towards the weights of `model`. Copy the buffers.
 
-    In the first steps, the decay is smaller than `decay`. The average then covers about the latest
-    quarter of the run so far (Karras et al. 2024, "Analyzing and improving the training dynamics of
-    diffusion models"). A constant decay would keep the first weights in the average for too long.
+    In the first steps, the decay is smaller. The average then covers about the latest quarter of
+    the run so far (Karras et al. 2024, "Analyzing and improving the training dynamics ...").
     """
     decay = min(decay, (step + 1) / (step + 5))
     torch._foreach_lerp_(list(average.parameters()), list(model.parameters()), 1 - decay)
@@ -118,13 +125,13 @@ class Muon(Optimizer):
         lr: float,
         weight_decay: float,
         dtype: torch.dtype,
+        gradients_stay: bool = False,
     ) -> None:
         """`dtype` is the dtype of the matrix products in `orthogonalize`."""
         super().__init__(named_parameters, {"lr": lr, "weight_decay": weight_decay})
-        self.dtype = dtype
+        self.dtype, self.gradients_stay = dtype, gradients_stay
         # For the CUDA graph of `compute_fast`:
         self.addresses: list[int] = []  # addresses of gradients and momenta in the latest step
-        self.moves = 0  # how often the addresses changed
         self.graph: torch.cuda.CUDAGraph | None = None
         self.updates: list[Tensor] = []  # the tensors that the graph computes
 
@@ -146,25 +153,24 @@ class Muon(Optimizer):
             torch._foreach_sub_(parameters, updates, alpha=0.2 * group["lr"])
 
     def compute_fast(self, grads: list[Tensor], momenta: list[Tensor]) -> list[Tensor]:
-        """Return the updates of `compute`. On a GPU, use a CUDA graph if the memory stays the same.
+        """Return the updates of `compute`, by a CUDA graph if the gradients stay in place.
 
-        A CUDA graph is a list of operations that a GPU repeats without Python. It starts in a tenth
-        of the time, but it always reads the same memory. If the network is a CUDA graph, too, the
-        gradients stay in place, and Muon can use a graph. Otherwise, the gradients move in each
-        step. The momenta move when they are created and when they are loaded, so two moves are
-        normal.
+        A CUDA graph is a list of operations that a GPU repeats without Python, always in the same
+        memory. The momenta move when they are created. If anything moves later, the graph goes.
         """
+        if not self.gradients_stay:
+            return self.compute(grads, momenta)
         addresses = [x.data_ptr() for x in (*grads, *momenta)]
         if addresses != self.addresses:
-            self.addresses, self.graph, self.moves = addresses, None, self.moves + 1
-        elif grads[0].is_cuda and self.moves <= 2:
-            if self.graph is None:
-                self.graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(self.graph):
-                    self.updates = self.compute(grads, momenta)
-            self.graph.replay()
-            return self.updates
-        return self.compute(grads, momenta)
+            self.addresses, self.gradients_stay = addresses, self.graph is None
+            self.graph = None
+            return self.compute(grads, momenta)
+        if self.graph is None:
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph):
+                self.updates = self.compute(grads, momenta)
+        self.graph.replay()
+        return self.updates
 
     def compute(self, grads: list[Tensor], momenta: list[Tensor]) -> list[Tensor]:
         """Update the momenta. Return the updates of the parameters, before `step` scales them."""

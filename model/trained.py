@@ -4,11 +4,13 @@ Shapes: N characters of a text, B windows of a text, T time, V vocabulary.
 """
 
 from collections.abc import Iterator
+from itertools import starmap
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from configs.errors import UserError
 from configs.flags import make_config
 from configs.settings import DeviceConfig, TrainConfig
 from data.corpus import cut_windows, gather_examples
@@ -16,10 +18,9 @@ from data.tokenizer import CharTokenizer
 from model.generate import GenerationConfig, first_character, generate
 from model.inspect.page import attention_page
 from model.loss import evaluate
-from model.networks import count_parameters
+from model.networks import count_parameters, make_network
 from model.run import checkpoint
 from model.system.device import sampling_machine
-from model.system.errors import UserError
 
 
 class TrainedModel:
@@ -31,14 +32,15 @@ class TrainedModel:
     def __init__(self, path: Path, device: str = "auto", dtype: str = "auto") -> None:
         """Load the network of a checkpoint."""
         saved = checkpoint.load(path)
-        self.network, self.vocab = checkpoint.load_model(saved), saved.vocab
+        config, self.vocab = make_config(TrainConfig, saved.config), saved.vocab
+        self.network = make_network(config, len(saved.vocab)).eval()
+        checkpoint.load_weights(self.network, saved.model, len(saved.vocab))
         self.tokenizer = CharTokenizer(saved.vocab)
-        self.encoding = make_config(TrainConfig, saved.config).encoding  # of the training text
+        self.encoding = config.encoding  # of the training text
         self.machine = sampling_machine(DeviceConfig(device, dtype), count_parameters(self.network))
         self.network.to(self.machine.device)
         self.about = f"{path}, step {saved.step}, on {self.machine.device}"
-        # Others may read the page, so its title leaves out the folders of this computer.
-        self.title = f"{path.absolute().parent.name}/{path.name}, step {saved.step}"
+        self.title = f"{path.absolute().parent.name}/{path.name}, step {saved.step}"  # of the page
 
     def write(self, prompt: str = "", length: int = 500, stop: str = "", **settings) -> str:
         """Return the prompt and `length` more characters, or fewer if the text reaches `stop`.
@@ -69,9 +71,10 @@ class TrainedModel:
             raise UserError(f"the text is {text!r}. A loss needs two characters or more.")
         chars = self.machine.eval_batch_chars(len(self.vocab))
         windows = cut_windows(len(ids_N), self.network.config.block_size, chars)
-        with torch.inference_mode():
-            batches = (gather_examples(ids_N, starts_B, T) for starts_B, T in windows)
-            return evaluate(self.network, batches, self.machine)
+        batches = (gather_examples(ids_N, starts_B, T) for starts_B, T in windows)
+        with torch.inference_mode(), self.machine.autocast():
+            nats, chars = evaluate(self.network, starmap(self.machine.to_device, batches))
+        return nats / chars
 
     def probs(self, text: str = "") -> dict[str, float]:
         """Return how probable each character is as the next one, the likeliest first."""

@@ -23,7 +23,7 @@ from tensorboard.summary.writer import event_file_writer
 
 import train
 from model import networks
-from model.run import run as run_module
+from model.run import log as log_module
 
 # Hide the GPUs, so that the tests do not depend on the machine. Only test_gpu.py uses GPUs.
 GPUS = "CUDA_VISIBLE_DEVICES"
@@ -60,9 +60,7 @@ TINY += ["--weight_decay=0.5", "--eval_interval=99"]
 # These edits remove the mask from the attention of a network.
 NO_MASK = {
     "gpt": {".masked_fill(is_later_TT, -torch.inf)": ""},
-    "quill": {
-        "attend(q_BHTD, k_BHSD, v_BHSD, window)": "(q_BHTD @ k_BHSD.mT).softmax(-1) @ v_BHSD"
-    },
+    "quill": {"self.attend(q_BHTD, k_BHSD, v_BHSD)": "(q_BHTD @ k_BHSD.mT).softmax(-1) @ v_BHSD"},
 }
 
 
@@ -74,7 +72,7 @@ def working_in(folder: Path) -> Iterator[Path]:
         features = dict(getattr(torch.cpu, "get_capabilities", dict)())  # not in PyTorch 2.9
         features |= {"avx512_bf16": False, "amx_bf16": AUTO_DTYPE == "bfloat16"}
         patch.setattr(torch.cpu, "get_capabilities", lambda: features, raising=False)
-        patch.setattr(run_module, "SAMPLE_CHARS", 6)  # longer samples would take most of the time
+        patch.setattr(log_module, "SAMPLE_CHARS", 6)  # longer samples would take most of the time
         yield folder
 
 

@@ -5,7 +5,6 @@ import io
 import os
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -53,13 +52,15 @@ CASES = [
         "gb18030",
     ),
     ("train.py --device hpu --data missing.txt", "device is 'hpu'", "Use auto"),
-    ("train.py --n_layer -3", "argument --n_layer: -3 is not in [1, 1000]"),
+    ("train.py --n_layer -3", "n_layer is -3. It must be an integer in [1, 1000]."),
     ("train.py --n_embd 12 --n_head 4", "n_embd is 12", "multiple of 8", "each of the 4 heads"),
     ("train.py --n_embd 130 --n_head 0", "n_embd is 130", "multiple of 4", "each of the 2 heads"),
     ("train.py --gradient_accumulation_steps 3", "batch_size is 4", "multiple of", "1 x 3"),
     ("train.py --bias", "the network quill has no setting bias"),
     ("train.py --data ''", "argument --data: the path is empty"),
-    ("train.py --lr 1", "unknown key 'lr'. "),
+    ("train.py --lr 1", "unknown key 'lr'. Use --learning_rate."),
+    ("train.py --prompt KATE", "unknown key 'prompt'. Use python sample.py"),
+    ("train.py --encoding undefined", "encoding is 'undefined'"),
     ("train.py --encoding missing", "encoding is 'missing'"),
     ("train.py folder", "preset folder cannot be read", "--resume"),
     ("train.py --out_dir other_run", "other_run is not empty. Name another folder"),
@@ -67,16 +68,10 @@ CASES = [
     ("train.py --out_dir runs/it", "runs/it is not empty", "--resume runs/it"),
     ("train.py --resum runs/it", "Did you mean resume?"),
     ("train.py --start KATE", "unknown key 'start'. Use --prompt of sample.py."),
-    ("sample.py --start KATE", "Use --prompt"),
     ("train.py --dataset=shakespeare_char", "unknown key 'dataset'. Did you mean data?"),
     ("train.py --eval_iters=20", "An evaluation reads all"),
-    ("train.py --lr_decay_iters=2000", "until the last step"),
-    ("train.py --decay_lr=False", "--min_lr"),
-    ("train.py --eval_only=True", "--score FILE"),
-    ("train.py --wandb_log=True", "TensorBoard"),
-    ("train.py --compile=False", "invalid choice: 'False'", "'off'"),
+    ("train.py --compile=False", "compile is 'False'. Choose from auto, on, off."),
     ("train.py --bias=True", "argument --bias", "--no-bias: ignored explicit argument 'True'"),
-    ("train.py --compile True", "--compile: invalid choice: 'True'", "'on', 'off'"),
     ("train.py --zzzzzz 1", "unknown key 'zzzzzz'. See --help."),
     ("sample.py --out_dir=runs/it", "unknown key 'out_dir'"),
     ("train.py --resume folder", "folder/last.pt cannot be read"),
@@ -85,9 +80,9 @@ CASES = [
     ("train.py --resume damaged", "damaged/last.pt is damaged"),
     ("train.py --resume runs", "runs/last.pt cannot be read"),
     ("sample.py runs", "runs/last.pt cannot be read"),
-    ("sample.py it", "it cannot be read", "Did you mean runs/it?"),
-    ("train.py --resume it", "it/last.pt cannot be read", "Did you mean runs/it/last.pt?"),
-    ("train.py --init_from it", "it cannot be read", "Did you mean runs/it?"),
+    ("sample.py it", "it cannot be read"),
+    ("train.py --resume it", "it/last.pt cannot be read"),
+    ("train.py --init_from it", "it cannot be read"),
     ("train.py --resume runs/it", "text.txt cannot be found. ", "has moved, use --data NEW"),
     ("train.py --resume bad_best", "bad_best/best.pt is damaged", "To resume, delete best.pt"),
     ("sample.py bad_best", "bad_best/best.pt is damaged", "--which last"),
@@ -102,15 +97,15 @@ CASES = [
     ("sample.py runs/it extra", "'extra'"),
     ("sample.py --prompt 'Où est Zoë?'", "the prompt", "'ù'", "'ë'", "'Z'"),
     ("sample.py --stop é", "stop", "'é'"),
-    ("sample.py --prompt_file latin.txt", "latin.txt is not utf-8"),
     ("sample.py --score empty.txt", "the text is ''. A loss needs two characters"),
     (r"sample.py --stop '\n'", "stop", r"'\\'", r"$'\n'"),
-    ("sample.py --prompt KATE --prompt_file good.txt", "one of prompt, prompt_file"),
+    ("sample.py --prompt KATE --score good.txt", "one of prompt, interactive, score"),
     ("sample.py --score good.txt --interactive", "interactive, score"),
     ("sample.py --attention a.html --interactive", "one of interactive, attention"),
     ("sample.py --attention runs/it/best.pt", "runs/it/best.pt", "Name an .html file"),
     ("sample.py --attention missing/a.html", "a folder that exists"),
-    ("sample.py --top_p 0", "argument --top_p: 0 is not in (0, 1]"),
+    ("sample.py --attention ''", "argument --attention: the path is empty"),
+    ("sample.py --top_p 0", "top_p is 0.0. It must be a number in (0, 1]."),
     ("train.py --network missing", "network is 'missing'", "gpt, quill"),
 ]
 
@@ -174,7 +169,7 @@ def test_sampling_without_a_run_names_the_training_command(error_of, monkeypatch
 
 def test_standard_input_must_be_utf_8(error_of, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"KATE\xff")))
-    assert "offset 4" in error_of("sample.py --prompt_file -")
+    assert "offset 4" in error_of("sample.py --score -")
 
 
 @pytest.mark.parametrize(
@@ -198,29 +193,11 @@ def test_a_wrong_flag_is_refused_before_the_text_is_read(folder, monkeypatch, ca
     assert sorted(folder.rglob("*")) == before
 
 
-@pytest.mark.parametrize("command", ["train.py", "sample.py"])
-def test_an_older_python_is_refused_in_one_line(command):
+def test_an_older_python_is_refused_in_one_line():
     code = "import runpy, sys; sys.version_info = (3, 10, 9); sys.version = '3.10.9 (main)'; "
     code += "runpy.run_path(sys.argv[1], run_name='__main__')"
-    arguments = [sys.executable, "-c", code, str(ROOT / command)]
+    arguments = [sys.executable, "-c", code, str(ROOT / "train.py")]
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(arguments, check=False, capture_output=True, text=True, env=env)
     assert done.returncode == 1
     assert done.stderr == "error: Quill needs Python 3.11 or newer; this is 3.10.9\n"
-
-
-@pytest.mark.parametrize("command", ["train.py", "sample.py"])
-@pytest.mark.parametrize("is_ignored", [False, True])
-def test_ctrl_c_during_the_imports_ends_quietly(command, is_ignored, tmp_path):
-    """If the process ignores Ctrl-C, as in the background of a shell script, the imports go on."""
-    code = "import os, signal; os.kill(os.getpid(), signal.SIGINT); os._exit(3)"
-    (tmp_path / "torch.py").write_text(code)
-    handler = signal.SIG_IGN if is_ignored else signal.SIG_DFL
-    done = subprocess.run(
-        [sys.executable, ROOT / command],
-        env=os.environ | {"PYTHONPATH": str(tmp_path)},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, handler),
-        capture_output=True,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (3 if is_ignored else -signal.SIGINT, b"")

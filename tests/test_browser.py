@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from model.inspect import page, record
-from tests.model.inspect.test_page import own_equation
-from tests.model.test_networks import random_gpt
+from tests.helpers import own_equation, random_gpt
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")

@@ -16,20 +16,20 @@ import torch
 
 from model.run import checkpoint
 from tests.conftest import LINES, ROOT, VISIBLE_GPUS, summary
-from tests.test_train import assert_same_run, equal
+from tests.helpers import assert_same_run, equal
 
 # The first argument is a list of runs. Each item has the number of steps after which the run is
 # stopped (null: the run is not stopped) and the arguments of train.py.
 RUNS = """
 import json, os, signal, sys, train
-from model.run.run import Run
-update = Run.update
+from model.run.clock import Clock
+update = Clock.update
 for stop_at, argv in json.loads(sys.argv[1]):
-    def stop_and_update(run):
-        if run.state.step == stop_at and not run.signals:
+    def stop_and_update(clock):
+        if clock.state.step == stop_at and clock.state.val_step != stop_at:
             os.kill(os.getpid(), signal.SIGINT)
-        update(run)
-    Run.update = stop_and_update
+        update(clock)
+    Clock.update = stop_and_update
     print("status", train.main(argv))
 """
 SIZES = "--n_layer=2 --n_embd=64 --block_size=512 --batch_size=8 --warmup_iters=5 --log_interval=1"
@@ -112,16 +112,15 @@ results, kept = [], []
 for has_graph in (True, False):
     torch.manual_seed(0)
     weights = [torch.randn(size, device="cuda") for size in ((8, 16), (16, 8), (8, 16))]
-    muon = Muon([(str(i), w) for i, w in enumerate(weights)], 0.01, 0.1, torch.bfloat16)
+    named = [(str(i), w) for i, w in enumerate(weights)]
+    muon = Muon(named, 0.01, 0.1, torch.bfloat16, gradients_stay=has_graph)
     for step in range(12):
         if step % 6 == 0:  # the gradients move to other memory
+            assert (muon.graph is not None) == (has_graph and step == 6)
             kept.append([torch.empty_like(w) for w in weights])
-        if not has_graph:
-            muon.addresses = []
         for w, grad in zip(weights, kept[-1]):
             w.grad = grad.normal_()
         muon.step()
-    assert (muon.graph is not None) == has_graph
     results.append(weights)
 assert all(map(torch.equal, *results))
 """

@@ -1,1 +1,1 @@
-"""The attention page, and TensorBoard's images of attention."""
+"""The attention page: records a network, and writes it into an HTML file."""

@@ -53,9 +53,8 @@ def attention_page(model: nn.Module, vocab: str, ids: list[int], about: str) -> 
 def trace_model(model: nn.Module) -> tuple[dict[str, Any], list[Tensor]]:
     """Return the plan of `model` (its operations and outputs) and its constants. See `Trace.plan`.
 
-    For each operation, this plan also names the dimension of its output that has one row for each
-    character. So ops.js can compute only the rows of new characters. To find the dimension, the
-    model reads a second text that is one character shorter: this makes the dimension shorter.
+    For each operation, the plan names the dimension that has one row for each character, so that
+    ops.js computes only new rows. In a text of one character less, this dimension is shorter.
     """
     T = min(model.config.block_size, model.max_length or MAX_PAGE_CHARS, MAX_PAGE_CHARS)
     (plan, constants), (shorter, _) = trace_text(model, T), trace_text(model, max(1, T - 1))

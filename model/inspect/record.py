@@ -10,16 +10,14 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from model import attention
-from model.attention import AttentionCall
+from model.attention import AttentionCall, recording
 
 
 @contextlib.contextmanager
 def record_attention(model: nn.Module) -> Iterator[list[tuple[int, AttentionCall]]]:
     """Yield a list. Inside `with`, a forward pass of `model` appends each attention call to it.
 
-    An item is the number of the block, from 1 on, and an AttentionCall. Meanwhile, `attend` uses
-    the equation. Attention without one weight for each head and pair of characters is left out.
+    An item is the number of the block and a call with a weight for each pair of characters.
     """
     calls, n_blocks, shape = [], 0, None
 
@@ -30,18 +28,17 @@ def record_attention(model: nn.Module) -> Iterator[list[tuple[int, AttentionCall
     def collect(*_: object) -> None:
         nonlocal n_blocks
         n_blocks += 1
-        for call in attention.recorded:
+        for call in recorded:
             B, T = shape
             if call.q_BHTD.ndim == 4 and call.weights_BHTS.shape == (B, call.q_BHTD.size(1), T, T):
                 calls.append((n_blocks, call))
-        attention.recorded.clear()
+        recorded.clear()
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(model.register_forward_pre_hook(start))
         for block in set(model.blocks):  # a block may be used several times
             stack.enter_context(block.register_forward_hook(collect))
-        stack.callback(setattr, attention, "recorded", None)
-        attention.recorded = []
+        recorded = stack.enter_context(recording())
         yield calls
 
 
@@ -49,9 +46,8 @@ def record_attention(model: nn.Module) -> Iterator[list[tuple[int, AttentionCall
 def logit_lens(model: nn.Module, ids_BT: Tensor) -> list[Tensor]:
     """Return a list of logits_BTV: before the first block, and after each block.
 
-    At each of these places, the head reads the vectors as if the later blocks were left out
-    (nostalgebraist 2020). If a block's output is not the next block's input, the list contains only
-    the logits of the whole model.
+    The head reads the vectors as if the later blocks were left out (nostalgebraist 2020). If a
+    block's output is not the next block's input, only the logits of the whole model are returned.
     """
     calls = []
     with contextlib.ExitStack() as hooks:

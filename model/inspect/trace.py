@@ -1,11 +1,9 @@
 """Records what a network computes, as a list of operations that ops.js repeats in a browser.
 
-This works for any network, because PyTorch itself reports each operation. The list leaves out
-operations that do not depend on the text, because their results are constants. It also leaves out
-operations that only make a view, such as transpose or split. A view shares its memory, the
+PyTorch itself reports each operation. The list leaves out operations that do not depend on the text
+(their results are constants) or only make a view, such as transpose. A view shares its memory, the
 *buffer*, with another tensor. The list describes each tensor by its buffer, offset, shape and
-strides, so a view needs no operation. An operation in place writes into a copy of the buffer. So
-the buffer keeps its earlier numbers.
+strides. An operation in place writes into a copy, so the buffer keeps its earlier numbers.
 """
 
 import math
@@ -23,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from model import networks
-from model.system.errors import AbortError
+from model.system.console import AbortError
 
 OPS = Path(__file__).with_name("ops.js")
 COMPARISONS = {"eq", "ne", "lt", "le", "gt", "ge", "logical_not"}

@@ -13,10 +13,9 @@ creates the network. It keeps `config`, which is a GPTConfig, as an attribute. A
 - settings, the names of the OPTIONAL settings (configs/settings.py) that the network has. A network
   without optional settings needs no such attribute.
 
-`make_network` creates a network and adds the attribute vocab_size. The first loss should be near
-ln V, the loss of a guess among V characters. A network must keep all that it remembers from one
-training step to the next in its state dict. Otherwise, a resumed run differs from an uninterrupted
-run. tests/model/test_networks.py tests every network, also your own.
+`make_network` creates a network and adds the attribute vocab_size. A network must keep all that it
+remembers from one training step to the next in its state dict. Otherwise, a resumed run differs
+from an uninterrupted run. tests/model/test_networks.py tests every network, also your own.
 
 Shapes: B batch, T time (characters), V vocabulary.
 """
@@ -27,8 +26,8 @@ from pathlib import Path
 
 from torch import nn
 
+from configs.errors import UserError
 from configs.settings import OPTIONAL, GPTConfig, marked
-from model.system.errors import UserError
 
 FOLDER = Path(__file__).parent
 
@@ -39,12 +38,13 @@ def network_names() -> list[str]:
 
 
 def network_class(name: str) -> type[nn.Module]:
-    """Return the class GPT of a network's file. Raises UserError if there is no such file."""
-    if name not in network_names():
-        raise UserError(
-            f"network is {name!r}. The networks in {FOLDER} are {', '.join(network_names())}."
-        )
-    return importlib.import_module(f"model.networks.{name}").GPT
+    """Return the class GPT of a network's file. Raises UserError if there is none."""
+    if name not in (names := network_names()):
+        raise UserError(f"network is {name!r}. Choose from {', '.join(names)}.")
+    module = importlib.import_module(f"model.networks.{name}")
+    if not hasattr(module, "GPT"):
+        raise UserError(f"{FOLDER / name}.py has no class GPT. A network is a class of this name.")
+    return module.GPT
 
 
 def make_network(config: GPTConfig, vocab_size: int) -> nn.Module:

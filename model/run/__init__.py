@@ -1,1 +1,1 @@
-"""Everything around the training loop: settings, directory, checkpoints, evaluations, logs."""
+"""What a training run needs beside its loop: settings, checkpoints, progress, a log."""

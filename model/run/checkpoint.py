@@ -7,38 +7,22 @@ PyTorch loads most damaged files without an error, so `load` compares the hash f
 import hashlib
 import io
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from configs.flags import make_config
+from configs.errors import UserError
+from configs.flags import make_config, to_dict, to_toml
 from configs.settings import TrainConfig
-from model.networks import make_network
-from model.system.errors import UserError, quote, shorten
+from data.corpus import Corpus
+from model.run.progress import RunState
+from model.system.console import require_finite
 from model.system.files import atomic_write
 
 MAGIC = b"QUILLPT8"  # changes when a new version of Quill cannot use older files
-
-
-@dataclass
-class RunState:
-    """The numbers that describe the progress of a run. Losses are in nats per character."""
-
-    step: int = 0  # the number of training steps that are done
-    loss_sum: float = 0.0  # the sum of the training losses since the last point of the curve
-    loss_steps: int = 0  # the number of losses in this sum
-    train_loss: float | None = None  # the last point of the training curve
-    val_loss: float | None = None  # the loss in the last evaluation, which was at val_step
-    val_step: int | None = None
-    best_val_loss: float | None = None
-    best_step: int | None = None
-    chars_per_second: float = 0.0  # the speed of the training steps before the last evaluation
-    eval_seconds: float = 0.0  # how long the last evaluation took
-    start_seconds: float = 0.0  # how long the run took before its first step
-    seconds: float = 0.0  # how long all commands of the run took until this save
 
 
 @dataclass
@@ -52,12 +36,59 @@ class Checkpoint(RunState):
     config: dict[str, Any] = field(default_factory=dict)
     vocab: str = ""
     data_sha256: str = ""  # the hash of the text
-    # `model` has the weights to evaluate and to sample with. If these weights are an average,
-    # `trained` has the weights to train.
+    # `model` has the weights to evaluate and to sample with, which may be an average. `trained` has
+    # the weights to train.
     model: dict[str, Tensor] = field(default_factory=dict)
     trained: dict[str, Tensor] = field(default_factory=dict)
     optimizers: list[dict[str, Any]] = field(default_factory=list)
     scaler: dict[str, Any] = field(default_factory=dict)
+
+
+def save_run(
+    run_dir: Path, state: RunState, config: TrainConfig, corpus: Corpus, parts: dict[str, Any]
+) -> None:
+    """Write config.toml and last.pt. If the model is the best so far, write best.pt first.
+
+    `parts` are all objects that have a state, by the names of their fields in Checkpoint.
+    """
+    weights = [*parts["model"].parameters(), *parts["trained"].parameters()]
+    total = sum(weight.sum().item() for weight in weights)  # nan if one weight is nan
+    require_finite("sum of the weights", total, state.step)
+    with atomic_write(run_dir / "config.toml") as file:
+        file.write(to_toml(replace(config, device=weights[0].device.type)).encode())
+    saved = Checkpoint(
+        **vars(state),
+        config=to_dict(config),
+        vocab=corpus.tokenizer.vocab,
+        data_sha256=corpus.sha256,
+        **{name: get_state(part) for name, part in parts.items()},
+    )
+    names = ("best.pt", "last.pt") if state.is_best else ("last.pt",)
+    save(saved, *(run_dir / name for name in names))
+
+
+def get_state(part: Any) -> Any:
+    """Return the state dict of an object, or the state dicts of a list of objects."""
+    return [x.state_dict() for x in part] if isinstance(part, list) else part.state_dict()
+
+
+def restore(saved: Checkpoint, parts: dict[str, Any]) -> RunState:
+    """Load what `saved` holds: a whole run, only weights (--init_from), or nothing.
+
+    Return the state of the run: the step to go on from, losses, times.
+    """
+    saved.trained = saved.trained or saved.model
+    for name, part in parts.items():
+        if not (state := getattr(saved, name)):
+            continue
+        if isinstance(part, nn.Module):
+            load_weights(part, state, len(saved.vocab))
+        elif isinstance(part, list):
+            for each, its_state in zip(part, state, strict=True):
+                each.load_state_dict(its_state)
+        else:
+            part.load_state_dict(state)
+    return make_config(RunState, vars(saved))
 
 
 def save(checkpoint: Checkpoint, *paths: Path) -> None:
@@ -76,14 +107,13 @@ def load(path: Path | str) -> Checkpoint:
     try:
         content = Path(path).read_bytes()
     except OSError as error:
-        similar = Path("runs", shorten(path))
-        hint = f" Did you mean {quote(similar)}?" if os.path.exists(similar) else ""
-        raise UserError(f"{path} cannot be read: {error.strerror}.{hint}") from None
+        raise UserError(f"{path} cannot be read: {error.strerror}.") from None
     signed, digest = content[:-32], content[-32:]
     if not signed.endswith(MAGIC) or hashlib.sha256(signed).digest() != digest:
         hint = " Use --which last. To resume, delete best.pt." if "best.pt" in str(path) else ""
         raise UserError(f"{path} is damaged, or not a checkpoint of this version of Quill.{hint}")
-    return Checkpoint(**torch.load(io.BytesIO(content), map_location="cpu", weights_only=True))
+    values = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    return make_config(Checkpoint, values)
 
 
 def resolve(name: str | None, which: str) -> Path:
@@ -103,13 +133,9 @@ def resolve(name: str | None, which: str) -> Path:
     return path
 
 
-def load_weights(checkpoint: Checkpoint, model: nn.Module) -> None:
-    """Load `checkpoint.model` into a network.
-
-    The network may have a longer vocabulary than the checkpoint. Then the rows of the new
-    characters keep their fresh values.
-    """
-    weights, known, V = dict(checkpoint.model), len(checkpoint.vocab), model.vocab_size
+def load_weights(model: nn.Module, weights: dict[str, Tensor], known: int) -> None:
+    """Load weights of `known` characters. The rows of new characters keep their fresh values."""
+    weights, V = dict(weights), model.vocab_size
     try:
         for name, fresh in model.state_dict().items():
             old = weights.get(name)
@@ -118,10 +144,3 @@ def load_weights(checkpoint: Checkpoint, model: nn.Module) -> None:
         model.load_state_dict(weights)
     except RuntimeError as error:  # for example after an edit of the network
         raise UserError(f"the checkpoint does not fit the code in model/: {error}") from None
-
-
-def load_model(checkpoint: Checkpoint) -> nn.Module:
-    """Return the network of a checkpoint, on the CPU and in eval mode."""
-    model = make_network(make_config(TrainConfig, checkpoint.config), len(checkpoint.vocab))
-    load_weights(checkpoint, model)
-    return model.eval()

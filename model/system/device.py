@@ -12,14 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from configs.settings import CompileConfig, DeviceConfig, TrainConfig
-from model.system.errors import UserError, print_line
+from configs.errors import UserError
+from configs.settings import DeviceConfig, TrainConfig
+from model.system.console import print_line
 from model.system.processes import Processes
 
 # The limit of CPUs in a container. In this file, "250000 100000" means 2.5 CPUs.
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 CPU_EVAL_CHARS = 4096  # characters in an evaluation batch, which fits into the processor's cache
-# The next three numbers were chosen by a few measurements on an H100.
 GPU_EVAL_CHARS, GPU_EVAL_LOGITS = 65_536, 2**25  # in an evaluation batch; the logits take 128 MB
 CPU_PARAMETERS = 10_000_000  # up to this size, a CPU writes a few texts as fast as a GPU
 
@@ -31,7 +31,6 @@ class Machine:
     device: torch.device
     dtype: torch.dtype
     processes: Processes = field(default_factory=Processes)
-    fast: dict[nn.Module, nn.Module] = field(default_factory=dict)  # a network to its faster form
 
     def __str__(self) -> str:
         """Return a description such as "cpu (threads: 2), bfloat16"."""
@@ -74,81 +73,46 @@ class Machine:
         """Return a scaler that keeps float16 gradients in range. For other dtypes, it is off."""
         return torch.amp.GradScaler(self.device.type, enabled=self.dtype == torch.float16)
 
-    def forward(self, network: nn.Module, ids_BT: Tensor) -> Tensor:
-        """ids_BT to logits_BTV in a training step, by the faster form from `prepare` if any."""
-        with self.autocast(cache_enabled=False):  # a CUDA graph would freeze the cached weights
-            return self.fast.get(network, network)(ids_BT)
+    def uses_cuda_graph(self, config: TrainConfig) -> bool:
+        """Return whether training uses a CUDA graph: one process on a GPU, a batch in one part."""
+        is_single = self.processes.world_size == config.gradient_accumulation_steps == 1
+        return config.compile == "auto" and self.device.type == "cuda" and is_single
 
-    def prepare(self, config: TrainConfig, *networks: nn.Module) -> None:
-        """Make `forward` faster for these networks.
+    def prepare(self, config: TrainConfig, network: nn.Module) -> "Forward":
+        """Return a function that computes the network's logits_BTV in training steps.
 
-        --compile on compiles each network. --compile auto turns each into a CUDA graph, if a single
-        process trains on a GPU and computes a batch in one part. If that fails, a warning says so,
-        and `forward` calls the networks as they are.
+        The network may be compiled or become a CUDA graph. If that fails, a warning says so.
         """
-        world_size, parts = self.processes.world_size, config.gradient_accumulation_steps
+        forward = Forward(network, self)
         if config.compile == "on":
-            make_faster, what = self.compile, "torch.compile"
+            make_faster, what = forward.compile_network, "torch.compile"
             if self.processes.is_main:
                 print_line("compiling the network, which takes up to a minute or two", sys.stdout)
-        elif config.compile == "auto" and self.device.type == "cuda" and world_size == parts == 1:
-            make_faster, what = self.make_graph, "a CUDA graph"
+        elif self.uses_cuda_graph(config):
+            make_faster, what = forward.record_graph, "a CUDA graph"
         else:
-            return
-        size = max(1, config.batch_size // (world_size * parts)), config.block_size
-        for network in dict.fromkeys(networks):  # only once, if both are the same network
-            buffers = [(buffer, buffer.clone()) for buffer in network.buffers()]
-            ids_BT = torch.zeros(size, dtype=torch.int64, device=next(network.parameters()).device)
-            try:
-                self.fast[network] = make_faster(network, ids_BT)
-            except Exception as error:  # it may have any type
-                problem = str(error).strip().partition("\n")[0]
-                print_line(f"warning: training without {what}: {problem}", sys.stderr)
-                return
-            finally:  # undo the effects of calling the network
-                network.zero_grad()
-                for buffer, before in buffers:
-                    buffer.copy_(before)
-
-    def compile(self, network: nn.Module, ids_BT: Tensor) -> nn.Module:
-        """Return `network`, compiled for batches of the shape of ids_BT."""
-        # The compiler needs this call. It ignores the debug mode that `training_machine` sets.
-        torch.use_deterministic_algorithms(True, warn_only=self.device.type != "cuda")
-        options = {}
-        if self.device.type == "cpu":
-            # PyTorch's own random numbers are faster than the compiler's, and a run without the
-            # compiler draws the same numbers. A result of more than ten operations, for example the
-            # angles of a rotation, is stored, so that it is not computed again where it is used.
-            options = {"fallback_random": True, "realize_opcount_threshold": 10}
-        compiled = torch.compile(network, dynamic=False, options=options)
-        # PyTorch compiles the network in its first forward and its first backward pass.
-        with self.autocast(cache_enabled=False):
-            logits_BTV = compiled(ids_BT)
-        if logits_BTV.requires_grad:  # false for an average
-            logits_BTV.float().logsumexp(-1).sum().backward()
-        return compiled
-
-    def make_graph(self, network: nn.Module, ids_BT: Tensor) -> nn.Module:
-        """Return `network` as a CUDA graph: a list of operations that a GPU repeats without Python.
-
-        A value that Python computes in the network, such as a counter, does not change any more.
-        The next pass overwrites the memory of the logits and of the gradients.
-        """
-        # PyTorch 2.10 and later would warn that gradients come from the graph's own stream (queue).
-        if hasattr(torch.autograd.graph, "set_warn_on_accumulate_grad_stream_mismatch"):
-            torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
-        generator = torch.cuda.default_generators[torch.cuda.current_device()]
-        before = generator.clone_state()
+            return forward
+        parts = self.processes.world_size * config.gradient_accumulation_steps
+        size = max(1, config.batch_size // parts), config.block_size
+        ids_BT = torch.zeros(size, dtype=torch.int64, device=next(network.parameters()).device)
+        buffers = [(buffer, buffer.clone()) for buffer in network.buffers()]
         try:
-            network = InAutocast(network, self)
-            return torch.cuda.make_graphed_callables(network, (ids_BT,), allow_unused_input=True)
-        except Exception:  # for example, because the network reads a value
-            generator.graphsafe_set_state(before)  # else it waits for the end of the graph
-            raise
+            make_faster(ids_BT)
+        except Exception as error:  # it may have any type
+            problem = str(error).strip().partition("\n")[0]
+            print_line(f"warning: training without {what}: {problem}", sys.stderr)
+        finally:  # undo the effects of calling the network
+            network.zero_grad()
+            for buffer, before in buffers:
+                buffer.copy_(before)
+        return forward
 
 
-class InAutocast(nn.Module):
-    """A network that runs in autocast. make_graphed_callables accepts only a module."""
+class Forward(nn.Module):
+    """Computes the logits of a network in autocast, in training steps.
+
+    It is a module because PyTorch turns only modules into CUDA graphs.
+    """
 
     def __init__(self, network: nn.Module, machine: Machine) -> None:
         super().__init__()
@@ -156,15 +120,45 @@ class InAutocast(nn.Module):
 
     def forward(self, ids_BT: Tensor) -> Tensor:
         """ids_BT to logits_BTV."""
-        with self.machine.autocast(cache_enabled=False):
+        with self.machine.autocast(cache_enabled=False):  # a graph would freeze cached weights
             return self.network(ids_BT)
+
+    def compile_network(self, ids_BT: Tensor) -> None:
+        """Compile the network for batches of the shape of ids_BT."""
+        is_cpu = self.machine.device.type == "cpu"
+        # The compiler needs this call. It ignores the debug mode that `training_machine` sets.
+        torch.use_deterministic_algorithms(True, warn_only=self.machine.device.type != "cuda")
+        # PyTorch's own random numbers are faster than the compiler's, and a run without the
+        # compiler draws the same numbers. A result of more than ten operations, for example the
+        # angles of a rotation, is stored, so that it is not computed again where it is used.
+        options = {"fallback_random": True, "realize_opcount_threshold": 10} if is_cpu else {}
+        compiled = torch.compile(self.network, dynamic=False, options=options)
+        # PyTorch compiles the network in its first forward and its first backward pass.
+        with self.machine.autocast(cache_enabled=False):
+            logits_BTV = compiled(ids_BT)
+        if logits_BTV.requires_grad:  # false for an average
+            logits_BTV.float().logsumexp(-1).sum().backward()
+        self.network = compiled
+
+    def record_graph(self, ids_BT: Tensor) -> None:
+        """Make a CUDA graph: a list of operations that a GPU repeats without Python.
+
+        The next pass overwrites the memory of the logits and of the gradients.
+        """
+        # PyTorch 2.10 and later would warn that gradients come from the graph's own stream (queue).
+        if hasattr(torch.autograd.graph, "set_warn_on_accumulate_grad_stream_mismatch"):
+            torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
+        generator = torch.cuda.default_generators[torch.cuda.current_device()]
+        before = generator.clone_state()
+        try:  # PyTorch replaces the method `forward` of this object
+            torch.cuda.make_graphed_callables(self, (ids_BT,), allow_unused_input=True)
+        except Exception:  # for example, because the network reads a value
+            generator.graphsafe_set_state(before)  # else it waits for the end of the graph
+            raise
 
 
 def choose_device(name: str, processes: Processes) -> torch.device:
-    """Return the device of this name. The name "auto" means the GPU if there is one, else the CPU.
-
-    Each process uses its own GPU. Raises UserError if PyTorch cannot use the device.
-    """
+    """Return the device of this name. "auto" means the GPU if there is one, else the CPU."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if processes.world_size > 1 and name != "cpu":
@@ -177,8 +171,7 @@ def choose_device(name: str, processes: Processes) -> torch.device:
         (torch.zeros(1, device=device) + 1).cpu()  # PyTorch may have no kernels for an old GPU
     except (RuntimeError, AssertionError, ImportError) as error:
         problem = str(error).strip().partition("\n")[0].partition(". ")[0]  # the first sentence
-        hint = "Use auto, cpu, cuda, cuda:N or mps."
-        raise UserError(f"device is {name!r}: {problem}. {hint}") from None
+        raise UserError(f"device is {name!r}: {problem}. Use auto, cpu, cuda or mps.") from None
     return device
 
 
@@ -193,8 +186,7 @@ def limit_threads() -> None:
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     """Return the dtype of matrix products. "auto" means the faster dtype on this kind of device.
 
-    "auto" follows a rule, not a measurement. So a machine always gets the same dtype, and a run
-    repeats exactly. Raises UserError for float16 on a device other than CUDA.
+    "auto" follows a rule, not a measurement, so that a run repeats exactly.
     """
     if name == "float16" and device.type != "cuda":
         raise UserError(f"dtype float16 needs a CUDA device; this is {device.type}. Use bfloat16.")
@@ -212,7 +204,7 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if device.type == "cpu" and is_fast else torch.float32
 
 
-def training_machine(config: CompileConfig, processes: Processes) -> Machine:
+def training_machine(config: DeviceConfig, processes: Processes) -> Machine:
     """Return the machine to train on. Configure PyTorch to be fast and to repeat exactly."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # so that cuBLAS is deterministic
     device = choose_device(config.device, processes)
@@ -235,10 +227,7 @@ def keep_freed_memory() -> None:
 
 
 def sampling_machine(config: DeviceConfig, parameters: int) -> Machine:
-    """Return the machine to sample on. By default, it computes in float32.
-
-    By default, a small network runs on the CPU, which writes a few texts as fast as a GPU.
-    """
+    """Return the machine to sample on, in float32. A small network runs on the CPU by default."""
     name = config.device
     if name == "auto" and parameters <= CPU_PARAMETERS:
         name = "cpu"

@@ -1,34 +1,26 @@
 """Writes a file as a whole or not at all. Creates and locks run directories."""
 
 import contextlib
-import errno
 import os
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO
 
-from model.system.errors import UserError, quote
-
-NO_FSYNC = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)  # some network file systems refuse fsync
+from configs.errors import UserError, quote
 
 
 @contextlib.contextmanager
 def atomic_write(path: Path) -> Iterator[BinaryIO]:
     """Yield a file to write, which replaces `path` when it is complete and on disk.
 
-    If writing fails, for example on a full disk, `path` stays as it was. The incomplete file
-    remains beside it, with .tmp at the end of its name.
+    If writing fails, for example on a full disk, `path` stays as it was.
     """
     temporary = path.with_name(path.name + ".tmp")  # replaces a killed process's file
     with open(temporary, "wb") as file:
         yield file
         file.flush()
-        try:
-            os.fsync(file.fileno())
-        except OSError as error:
-            if error.errno not in NO_FSYNC:
-                raise
+        os.fsync(file.fileno())
     temporary.replace(path)
 
 
@@ -36,8 +28,7 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
 def new_run_dir(out_dir: str | None) -> Iterator[Path]:
     """Create and lock `out_dir`, or without it a folder in runs/ with the time as its name.
 
-    Raises UserError if the folder is not empty or cannot be created. At the end, an empty folder is
-    removed again.
+    At the end, an empty folder is removed again.
     """
     path = Path(os.path.expanduser(out_dir or datetime.now().strftime("runs/%Y%m%d-%H%M%S")))
     while not out_dir and path.exists():  # another run may have begun in the same second
@@ -63,8 +54,7 @@ def new_run_dir(out_dir: str | None) -> Iterator[Path]:
 def lock_run_dir(run_dir: Path) -> Iterator[Path]:
     """Lock a run directory inside `with`. Raises UserError if another process holds the lock.
 
-    The system releases the lock of a process that ends, even if the process is killed. On Windows
-    and on some file systems, nothing is locked.
+    The system releases the lock even if the process is killed. Windows locks nothing.
     """
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(ImportError, OSError):

@@ -2,7 +2,6 @@
 
 import atexit
 import contextlib
-import itertools
 import os
 import signal
 import sys
@@ -11,35 +10,31 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
-from model.system.errors import AbortError, UserError, print_line
+from configs.errors import UserError
+from model.system.console import AbortError, print_line
 
-TORCHRUN_VARIABLES = ("WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT")  # torchrun sets these
+TORCHRUN_VARIABLES = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 STOPPING = b"\nThe run saves and stops after this step or evaluation. Ctrl-C again stops at once.\n"
 
 
 class Processes:
-    """All processes of one run. Often, this process is the only one.
+    """All processes of one run. Each computes its share of every batch.
 
-    Each process computes its share of every batch. Only the main process, which has rank (number)
-    0, prints and writes files.
+    Only the main process, which has rank (number) 0, prints and writes files.
     """
 
-    def __init__(
-        self, start_time: float | None = None, variables: Mapping[str, str] | None = None
-    ) -> None:
-        """Read `variables`, which torchrun sets. The command began at `start_time`, or just now."""
+    def __init__(self, variables: Mapping[str, str] | None = None) -> None:
+        """Read `variables`, which torchrun sets. The time of the command begins now."""
+        self.start_time = time.perf_counter()
         variables = variables or {}
-        self.start_time = time.perf_counter() if start_time is None else start_time
-        missing = [name for name in TORCHRUN_VARIABLES if not variables.get(name)]
-        if missing and "WORLD_SIZE" in variables:  # a scheduler may set it, too
-            print_line(f"using one process: WORLD_SIZE is set, but {missing[0]} is not", sys.stderr)
-        self.world_size, self.rank = 1 if missing else int(variables["WORLD_SIZE"]), 0
+        # A scheduler may set WORLD_SIZE alone. Then this process is the only one.
+        has_all = all(variables.get(name) for name in TORCHRUN_VARIABLES)
+        self.world_size, self.rank = int(variables["WORLD_SIZE"]) if has_all else 1, 0
         if self.world_size > 1:
             self.rank = int(variables["RANK"])
-            gpus = max(1, torch.cuda.device_count())
-            self.local_rank = int(variables.get("LOCAL_RANK", self.rank % gpus))  # its GPU's number
+            self.local_rank = int(variables["LOCAL_RANK"])  # the number of its GPU
         self.is_main = self.rank == 0
 
     def __enter__(self) -> "Processes":
@@ -49,11 +44,7 @@ class Processes:
             has_nccl = torch.cuda.is_available() and dist.is_nccl_available()
             if self.is_main:
                 print_line(f"waiting for {self.world_size} processes", sys.stdout)
-            # init_process_group waits in C++, where Python cannot handle signals. So Ctrl-C must
-            # end the process directly.
-            handler = signal.signal(signal.SIGINT, signal.SIG_DFL)
             dist.init_process_group("cpu:gloo,cuda:nccl" if has_nccl else "gloo")
-            signal.signal(signal.SIGINT, handler)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
@@ -75,7 +66,7 @@ class Processes:
             raise AbortError(message) from None
 
     def seconds(self) -> float:
-        """Return how many seconds ago the command of this process began."""
+        """Return how many seconds ago main began in this process."""
         return time.perf_counter() - self.start_time
 
     def batch_rows(self, batch_size: int, accumulation_steps: int) -> slice:
@@ -90,29 +81,30 @@ class Processes:
         return slice(self.rank * rows, (self.rank + 1) * rows)
 
     def average_gradients(self, model: nn.Module) -> None:
-        """Replace each gradient by its mean over all processes.
+        """Replace each gradient by its mean over all processes. A missing gradient counts as 0.
 
-        In a process that lacks a gradient, the gradient counts as 0. Buffers (tensors that are not
-        trained) are copied from the main process.
+        Buffers (tensors that are not trained) are copied from the main process.
         """
         if self.world_size == 1:
             return
-        exists = self.max(*(parameter.grad is not None for parameter in model.parameters()))
-        for parameter in itertools.compress(model.parameters(), exists):
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        gradients = [p.grad for p in model.parameters() if p.grad is not None]
-        means = torch.cat([gradient.flatten() for gradient in gradients]) / self.world_size
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        grads = [torch.zeros_like(x) if x.grad is None else x.grad for x in trained]
+        means = torch.cat([grad.flatten() for grad in grads]) / self.world_size
         dist.all_reduce(means)  # one exchange, because each takes time, however small it is
-        sizes = [gradient.numel() for gradient in gradients]
-        for gradient, mean in zip(gradients, means.split(sizes), strict=True):
-            gradient.copy_(mean.view_as(gradient))
+        sizes = [parameter.numel() for parameter in trained]
+        for parameter, mean in zip(trained, means.split(sizes), strict=True):
+            parameter.grad = mean.view_as(parameter)
         for buffer in model.buffers():
             dist.broadcast(buffer, 0)
 
-    def sum(self, value: float) -> float:
-        """Return the sum of a value over all processes. Every process gets the same sum."""
-        return self._reduce([value], dist.ReduceOp.SUM)[0]
+    def average_number(self, number: Tensor) -> float:
+        """Replace a number on a device by its mean over all processes. Return the mean."""
+        number.fill_(self.sum(number.item())[0] / self.world_size)
+        return number.item()
+
+    def sum(self, *values: float) -> list[float]:
+        """Return the sum of each value over all processes. Every process gets the same list."""
+        return self._reduce(values, dist.ReduceOp.SUM)
 
     def max(self, *values: float) -> list[float]:
         """Return the maximum of each value over all processes. Every process gets the same list."""
@@ -131,9 +123,8 @@ class Processes:
 def catch_signals() -> Iterator[list[int]]:
     """Yield a list to which SIGINT, SIGTERM and SIGHUP are added. They no longer end the program.
 
-    The first signal prints a message to standard error. A second SIGINT (Ctrl-C) acts at once. A
-    second SIGTERM does not, because torchrun may send one, and the program that stops torchrun
-    another. A signal that was already ignored stays ignored, for example SIGHUP under nohup.
+    A second SIGINT (Ctrl-C) acts at once. A second SIGTERM does not, because torchrun may send it
+    again. A signal that was already ignored stays ignored, for example SIGHUP under nohup.
     """
     caught: list[int] = []
     before = {}  # the earlier handlers, by signal

@@ -5,9 +5,8 @@
 
 The first network is A, the second is B. Flags of train.py go to both, --a.KEY and --b.KEY to one of
 them. Runs of A and B take turns. Nothing else should run meanwhile. No run reads the validation
-text: compare cuts the validation text off first, and splits the rest again in the same way. If the
-loss of a network means nothing, a test in tests/model/test_networks.py finds that, and compare
-refuses the network.
+text: compare cuts the validation text off first, and splits the rest again in the same way. compare
+refuses a network whose loss means nothing (model/check.py).
 
 The answer is about equal time. If the speeds differ by more than 3 %, A is trained again, with as
 many steps as A can make in B's time.
@@ -25,20 +24,22 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from configs.errors import UserError
 from configs.flags import make_config
 from configs.settings import DataConfig, TrainConfig
 from data.corpus import open_corpus
-from model.networks import network_class
+from model.check import find_mistake
+from model.networks import make_network
 from model.run.setup import parse_train_command
-from model.system.errors import UserError, report_errors
+from model.system.console import report_errors
 
 ROOT = Path(__file__).parents[2]
 SAME_SPEED = 0.03  # a smaller difference between speeds is ignored
 # With e times the time, the loss of a default run is lower by about this number of nats.
 LOSS_PER_LN_TIME = 0.08
-# compare chooses the seed and the folder itself. A run with --minutes depends on the clock. The
-# weights of --init_from may have been trained on the text that validates here.
-REFUSED = {"seed", "out_dir", "minutes", "init_from"}
+# compare chooses the network, the seed and the folder itself. A run with --minutes depends on the
+# clock. The weights of --init_from may have been trained on the text that validates here.
+REFUSED = {"network", "seed", "out_dir", "minutes", "init_from"}
 # The 0.975 quantile of Student's t, by degrees of freedom
 STUDENT_T = {2: 4.303, 4: 2.776, 6: 2.447, 8: 2.306, 10: 2.228, 14: 2.145, 18: 2.101, 38: 2.024}
 
@@ -75,7 +76,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[list[str]]]:
     args, words = parser.parse_known_args(argv)
     if args.seeds < 2:
         raise UserError(f"seeds is {args.seeds}. An interval needs two or more seeds.")
-    flags: list[list[str]] = [*(["--network", network] for network in args.networks), []]
+    flags: list[list[str]] = [[], [], []]
     owners = [0, 1]
     for word in words:
         if word.startswith("--"):
@@ -88,15 +89,11 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[list[str]]]:
         raise UserError(f"{wrong[0]} cannot be given here. Leave it out.")
     if make_config(DataConfig, given[0]) != make_config(DataConfig, given[1]):
         raise UserError("A and B need the same text, split alike. Give both the same flags.")
-    for network in args.networks:
-        network_class(network)  # raises UserError if there is no such file
-    name = "tests/model/test_networks.py::test_the_loss_means_something"
-    command = [sys.executable, "-m", "pytest", "-n0"]
-    command += [f"{name}[{network}]" for network in args.networks]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    if result.returncode:
-        reason = re.search("^(the network|E  ).*", result.stdout, re.MULTILINE)
-        raise UserError(reason[0] if reason else result.stdout[-300:])
+    for i, network in enumerate(args.networks):
+        flags[i] += ["--network", network]
+        model = make_network(make_config(TrainConfig, given[i] | {"network": network}), 65)
+        if mistake := find_mistake(model):
+            raise UserError(f"the network {network} {mistake}")
     return args, flags
 
 
@@ -108,7 +105,7 @@ def train(flags: list[str], text: Path, seed: int, out_dir: Path) -> dict[str, A
         sys.exit(status)
     run = json.loads((out_dir / "summary.json").read_text("utf-8"))
     config = tomllib.loads((out_dir / "config.toml").read_text("utf-8"))
-    chars = run["iters"] * config["batch_size"] * config["block_size"]
+    chars = run["step"] * config["batch_size"] * config["block_size"]
     print(f"{out_dir}: {run['val_loss']:.4f}", flush=True)
     return run | {"step_seconds": chars / run["chars_per_second"]}
 
@@ -154,7 +151,7 @@ def main(argv: list[str]) -> None:
             runs[i].append(train(flags[i], text, seed, folder / f"{'ab'[i]}-{seed}"))
     seconds = [mean(run["step_seconds"] for run in of_variant) for of_variant in runs]
     if abs(math.log(seconds[1] / seconds[0])) > SAME_SPEED:
-        steps = max(1, round(runs[0][0]["iters"] * seconds[1] / seconds[0]))
+        steps = max(1, round(runs[0][0]["step"] * seconds[1] / seconds[0]))
         longer = [*flags[0], "--max_iters", str(steps)]
         runs.append([train(longer, text, s, folder / f"a-{s}, {steps} steps") for s in seeds])
     print_table(*names, runs)

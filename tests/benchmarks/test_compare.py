@@ -1,29 +1,13 @@
 """Tests of compare: its interval is right 19 times out of 20, and it makes the right runs."""
 
 import re
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.benchmarks import compare
-from tests.conftest import NO_MASK, ROOT, TINY
-
-
-@pytest.fixture
-def without_tests_of_networks(monkeypatch):
-    """They take 8 s."""
-    run = subprocess.run
-
-    def run_or_pass(command: list, **options: object) -> subprocess.CompletedProcess:
-        if "pytest" in command:
-            return subprocess.CompletedProcess(command, 0)
-        return run(command, **options)
-
-    monkeypatch.setattr(subprocess, "run", run_or_pass)
+from tests.conftest import NO_MASK, TINY
 
 
 @pytest.mark.parametrize("seeds", [2, 3, 5])
@@ -48,7 +32,6 @@ def test_the_interval_is_symmetric_and_wider_with_uncertain_speeds():
     assert "0.200" in compare.answer(-0.2, 0.1, "a")
 
 
-@pytest.mark.usefixtures("without_tests_of_networks")
 def test_runs_take_turns_and_never_see_the_validation_text(text_file, capsys, monkeypatch):
     text, seen = text_file.read_text(), []
     train = compare.train
@@ -61,7 +44,7 @@ def test_runs_take_turns_and_never_see_the_validation_text(text_file, capsys, mo
             return {}
         run = train(flags, path, seed, out_dir)
         assert run["train_chars"] + run["val_chars"] == int(0.9 * len(text))
-        return run | {"step_seconds": 2.0 if flags[1] == "gpt" else 3.0}
+        return run | {"step_seconds": 2.0 if "gpt" in flags else 3.0}
 
     monkeypatch.setattr(compare, "train", keep_and_train)
     flags = ["--seeds=2", f"--data={text_file}", *TINY, "--a.max_iters=4", "--b.max_iters=4"]
@@ -83,6 +66,8 @@ def test_runs_take_turns_and_never_see_the_validation_text(text_file, capsys, mo
         ("--minutes=1", "minutes cannot be given"),
         ("--a.data=a.txt --b.data=b.txt", "the same text"),
         ("--b.encoding=utf-16", "the same text"),
+        ("--network=gpt", "network cannot be given"),
+        ("--a.network gpt", "network cannot be given"),
         ("--a.val_fraction=0.2", "split alike"),
         ("--val_fraction=0.2 --b.val_split=spread", "split alike"),
     ],
@@ -92,7 +77,6 @@ def test_a_comparison_that_makes_no_sense_is_refused(flags, message, capsys):
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("without_tests_of_networks")
 @pytest.mark.parametrize(
     ("b", "flags", "message"),
     [
@@ -108,16 +92,9 @@ def test_what_is_wrong_with_b_is_found_before_a_is_trained(b, flags, message, te
     assert Path("runs").exists() == (b != "typo")  # an unknown network is refused before any run
 
 
-def test_a_network_that_looks_ahead_is_refused(tmp_path):
+@pytest.mark.parametrize("a", [["mine", "quill"], ["quill", "mine"]])
+def test_a_network_that_looks_ahead_is_refused(a, edit_network, capsys):
     """It would have the lowest loss, because it reads the characters that it should predict."""
-    for path in ("configs", "data", "model", "tests"):
-        shutil.copytree(ROOT / path, tmp_path / path)
-    for path in ("train.py", "sample.py"):
-        shutil.copy(ROOT / path, tmp_path)
-    code = (ROOT / "model/networks/quill.py").read_text("utf-8")
-    ((old, new),) = NO_MASK["quill"].items()
-    (tmp_path / "model/networks/mine.py").write_text(code.replace(old, new), "utf-8")
-    command = [sys.executable, "-m", "tests.benchmarks.compare", "mine", "quill"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: the network mine looks ahead")
+    edit_network("quill", NO_MASK["quill"])
+    assert compare.main(a) == 2
+    assert capsys.readouterr().err.startswith("error: the network mine looks ahead")

@@ -1,6 +1,7 @@
 """Tests of the config: types of keys, flags, presets, their precedence, refused values."""
 
 import contextlib
+import math
 import re
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -12,11 +13,17 @@ from hypothesis import strategies as st
 
 import configs
 import train
-from configs.flags import ConfigParser, absolute_path, make_config, to_dict, to_toml
+from configs.errors import UserError
+from configs.flags import HINTS, ConfigParser, absolute_path, make_config, to_dict, to_toml
 from configs.recipe import Budget, recipe
-from configs.settings import OPTIONAL, TrainConfig, marked
+from configs.settings import OPTIONAL, Config, TrainConfig, marked
+from model.generate import GenerationConfig
 from model.networks import count_heads
-from model.run.setup import parse_train_command
+from model.run.setup import full_config, load_start, open_text, parse_train_command
+from model.system.device import training_machine
+from model.system.processes import Processes
+from sample import SampleConfig
+from tests.conftest import LINES
 
 PRESETS = Path(configs.__file__).parent
 PARSER = ConfigParser(TrainConfig, usage="", description="")
@@ -38,7 +45,7 @@ def config_with(hint: Any, default: object) -> type:
     """Return a config class with one key, declared like the keys in configs/settings.py."""
 
     @dataclass(frozen=True)
-    class Group:
+    class Group(Config):
         """A title."""
 
         new_key: hint = default
@@ -65,11 +72,25 @@ def test_a_declared_key_is_a_flag_and_a_toml_key(kind):
 @pytest.mark.parametrize(
     ("kind", "wrong"), [(kind, value) for kind, (*_, wrong) in NEW_KEYS.items() for value in wrong]
 )
-def test_a_wrong_value_is_refused_by_name(kind, wrong, capsys):
+def test_a_wrong_value_is_refused_by_name(kind, wrong):
     hint, default, *_ = NEW_KEYS[kind]
-    with pytest.raises(SystemExit):
+    with pytest.raises(UserError, match="new_key"):
         ConfigParser(config_with(hint, default), "", "").parse([f"--new_key={wrong}"])
-    assert re.match(r"error: .*new_key.*\n\Z", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("config_class", "values"),
+    [
+        (TrainConfig, {"dropout": 1.0}),
+        (TrainConfig, {"learning_rate": math.nan}),
+        (TrainConfig, {"dtype": "float8"}),
+        (GenerationConfig, {"temperature": -1.0}),
+    ],
+)
+def test_python_is_refused_the_same_values(config_class, values):
+    [name] = values
+    with pytest.raises(UserError, match=f"^{name} is "):
+        config_class(**values)
 
 
 def test_help_shows_each_flag_with_its_interval_and_default(monkeypatch, capsys):
@@ -79,9 +100,9 @@ def test_help_shows_each_flag_with_its_interval_and_default(monkeypatch, capsys)
     hints = get_type_hints(TrainConfig, include_extras=True)
     for key in fields(TrainConfig):
         _, help_text, *marks = get_args(hints[key.name])
-        words = " ".join([help_text, *(mark for mark in marks if mark[0] in "[(")])  # an interval
+        words = " ".join([help_text, *(mark for mark in marks if mark[0] in "[(")])
         if key.name in recipe(Budget()):
-            words += f" (the recipe chooses; {key.default} with a preset)"
+            words += " (the recipe chooses)"
         elif key.default not in (None, ""):
             words += f" (default {key.default})"
         flag = rf"--{key.name},? \S+( \[PATH \.\.\.\])?"
@@ -132,7 +153,7 @@ def other_flag(name: str, value: Any) -> str:
     if kind in (int, float):
         parser = ConfigParser(config_with(Annotated[(kind, HELP, *marks)], value), "", "")
         for other in (2 * value, value // 2 if kind is int else value / 2, value + kind(1), 0.5):
-            with contextlib.suppress(SystemExit):  # the value may be outside the interval
+            with contextlib.suppress(UserError):  # the value may be outside the interval
                 if other != value and parser.parse([f"--new_key={other}"]):
                     return f"--{name}={other}"
     return f"--{name}={SPECIAL.get(name, (get_args(kind) or ['other'])[-1])}"
@@ -158,12 +179,11 @@ def from_command_line(*argv: str) -> TrainConfig:
     return make_config(TrainConfig, parse_train_command([*argv]))
 
 
-def test_flags_override_the_preset_and_the_preset_overrides_defaults():
+def test_flags_override_the_preset():
     Path("p.toml").write_text("data = 'é'\nn_layer = 3\nn_embd = 96", "utf-8-sig")
     config = from_command_line("p.toml", "--n_layer", "5", "--n_head", "6")
     assert (config.n_layer, config.n_embd) == (5, 96)
     assert config.n_head == 6  # 6 divides the preset's n_embd, but not the default n_embd
-    assert config.block_size == TrainConfig().block_size
     assert config.data == (str(Path.cwd() / "é"),)  # absolute, so a run resumes from any folder
 
 
@@ -173,10 +193,25 @@ def test_texts_may_be_given_one_by_one():
 
 
 @pytest.mark.parametrize("path", sorted(PRESETS.glob("*.toml")), ids=lambda path: path.name)
-def test_presets_hold_only_valid_values_differing_from_defaults(path):
-    preset, defaults = PARSER.parse_preset(path), to_dict(TrainConfig())
+def test_presets_are_valid_and_leave_nothing_to_the_recipe(path):
+    preset = PARSER.parse_preset(path)
     count_heads(make_config(TrainConfig, preset))
-    assert not [key for key, value in preset.items() if defaults.get(key) == value]
+    assert recipe(Budget()).keys() <= preset.keys()
+
+
+def test_a_preset_replaces_only_the_settings_that_it_names(text_file):
+    """A flag with the same value has the same effect."""
+    text_file.write_text(LINES * 8)  # a short text, for which the recipe differs from the defaults
+    Path("p.toml").write_text("seed = 1\nn_embd = 64")
+    chosen = []
+    for first in (["p.toml"], ["--seed=1", "--n_embd=64"]):
+        given = parse_train_command([*first, f"--data={text_file}", "--device=cpu"])
+        saved, given = load_start(given, Path("unused"))
+        machine = training_machine(make_config(TrainConfig, given), Processes())
+        chosen.append(full_config(given, saved, open_text(given, saved), machine))
+    assert chosen[0] == chosen[1]
+    assert chosen[0].n_embd == 64
+    assert chosen[0].dropout > 0
 
 
 @pytest.mark.parametrize(
@@ -191,11 +226,22 @@ def test_presets_hold_only_valid_values_differing_from_defaults(path):
         ("--seed=1", "help = true", "'help'"),
         ("--seed=1", "n_layer 3", "p.toml cannot be read as TOML"),
         ("--seed=1", "é = 3", "p.toml cannot be read as TOML"),
+        ("--seed=1", "n_layer = 0", "n_layer is 0. It must be an integer in [1, 1000]."),
+        ("--seed=1", "n_layer = 2.0", "argument --n_layer: invalid int value: '2.0'"),
+        ("--seed=1", "n_layer = true", "argument --n_layer: expected one argument"),
+        ("--seed=1", "bias = 1", "argument --bias"),
+        ("--steps=1", "", "unknown key 'steps'. Use --max_iters."),
     ],
     ids=lambda text: text[:20],
 )
-def test_a_wrong_flag_or_preset_is_refused(flag, toml, message, capsys):
+def test_a_wrong_flag_or_preset_is_refused(flag, toml, message):
     Path("p.toml").write_text(toml, "latin-1")
-    with pytest.raises(SystemExit):
+    with pytest.raises(UserError, match=re.escape(message)):
         from_command_line("p.toml", flag)
-    assert message in capsys.readouterr().err
+
+
+def test_every_hint_names_flags_that_exist():
+    known = {field.name for field in (*fields(TrainConfig), *fields(SampleConfig))}
+    named = set(re.findall(r"--(\w+)", " ".join(HINTS.values())))
+    assert named <= known
+    assert not known & HINTS.keys() - {"prompt"}  # a flag of sample.py only

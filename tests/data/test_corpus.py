@@ -18,7 +18,6 @@ from data.corpus import (
     open_corpus,
     shuffled_starts,
 )
-from model.system.processes import Processes
 from tests.conftest import LINES
 
 
@@ -113,7 +112,7 @@ def test_example_order_is_independent_of_batch_size_and_rows():
 @pytest.mark.parametrize("chars", [1, 16, 10**6])
 def test_evaluation_predicts_every_validation_character_but_the_first_once(block_size, chars):
     opened, targets = numbered_text(640), []
-    for x_BT, y_BT in opened.eval_batches(block_size, chars, Processes()):
+    for x_BT, y_BT in opened.eval_batches(block_size, chars):
         assert x_BT.numel() <= max(chars, block_size)
         targets += y_BT.flatten().tolist()
     assert targets == list(range(opened.train_chars + 1, 640))
@@ -122,7 +121,7 @@ def test_evaluation_predicts_every_validation_character_but_the_first_once(block
 def test_a_huge_validation_split_is_evaluated_at_even_distances():
     Path("huge.txt").write_text("ab" * 600_000)
     opened = open_corpus(DataConfig(("huge.txt",), val_fraction=0.9))
-    batches = list(opened.eval_batches(8, 4096, Processes()))
+    batches = list(opened.eval_batches(8, 4096))
     assert {x_BT.size(1) for x_BT, _ in batches} == {8}
     assert sum(len(x_BT) for x_BT, _ in batches) == MAX_EVAL_CHARS / 8
     windows = cut_windows(opened.val_chars, 8, 4096, MAX_EVAL_CHARS // 8)

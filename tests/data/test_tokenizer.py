@@ -6,9 +6,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from data import tokenizer
+from configs.errors import UserError
 from data.tokenizer import CharTokenizer, extend_vocab
-from model.system.errors import UserError
 
 
 @given(st.text(min_size=1), st.randoms())
@@ -39,15 +38,12 @@ def test_a_text_in_the_other_unicode_form_is_known(text, forms):
     assert tokenizer.decode(ids_N) == expected
 
 
-@pytest.mark.parametrize("chunk", [1, 3, 1000])
 @given(text=st.text(min_size=1), known=st.text())
-def test_a_corpus_is_encoded_in_chunks_and_decoded_again(chunk, text, known):
+def test_a_corpus_is_encoded_and_decoded_again(text, known):
     known = "".join(dict.fromkeys(known))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tokenizer, "CHUNK", chunk)
-        vocab = extend_vocab(known, text)
-        assert vocab == known + "".join(sorted(set(text) - set(known)))
-        ids_N = CharTokenizer(vocab).encode(text)
+    vocab = extend_vocab(known, text)
+    assert vocab == known + "".join(sorted(set(text) - set(known)))
+    ids_N = CharTokenizer(vocab).encode(text)
     assert CharTokenizer(vocab).decode(ids_N) == text == "".join(vocab[id_] for id_ in ids_N)
 
 

@@ -9,7 +9,7 @@ import sample
 import train
 from model.run import checkpoint
 from tests.conftest import curve
-from tests.model.inspect.test_page import ALIBI, MASK, SCALE, WINDOW, own_equation, page_data
+from tests.helpers import ALIBI, MASK, SCALE, WINDOW, own_equation, page_data
 
 COPIES = {"gpt": {SCALE: ALIBI}, "quill": own_equation("scores_BHTS.sigmoid() * visible_TS")}
 

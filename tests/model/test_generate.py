@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 import model.generate
+from configs.errors import UserError
 from model.generate import (
     GenerationConfig,
     first_character,
@@ -18,8 +19,8 @@ from model.generate import (
     next_char_probs,
     sample_ids,
 )
-from model.system.errors import AbortError
-from tests.model.test_networks import NETWORKS, random_gpt
+from model.system.console import AbortError
+from tests.helpers import NETWORKS, random_gpt
 
 VOCAB = "abcdefghijk"
 
@@ -115,3 +116,21 @@ def test_texts_written_together_end_each_at_its_own_stop():
 @pytest.mark.parametrize(("vocab", "start"), [("\t\n a", "\n"), ("\t a", "\t"), ("a\n", "\n")])
 def test_empty_prompt_is_line_end_if_in_vocabulary(vocab, start):
     assert first_character(vocab) == start
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"temperature": -1},
+        {"temperature": math.nan},
+        {"top_k": -3},
+        {"top_k": 1.5},
+        {"top_p": 0},
+        {"max_new_tokens": -5},
+        {"num_samples": 0},
+    ],
+)
+def test_a_wrong_value_from_python_is_refused_as_a_flag_is(values):
+    ((name, value),) = values.items()
+    with pytest.raises(UserError, match=f"{name} is {value}. It must be"):
+        GenerationConfig(**values)

@@ -4,7 +4,7 @@ The tests use only the interface that model/networks/__init__.py describes. To t
 python -m pytest -n 0 tests/model/test_networks.py -k NAME
 """
 
-import inspect
+import copy
 import math
 import os
 import shutil
@@ -19,19 +19,22 @@ import torch.nn.functional as F
 from torch import nn
 
 import train
+from configs.errors import UserError
 from configs.settings import GPTConfig, OptimConfig
 from model.attention import Cache
-from model.networks import make_network, network_class, network_names
+from model.check import find_mistake, uses_cache
+from model.networks import make_network
 from model.optim import make_optimizers
 from tests.conftest import NO_MASK
-from tests.test_train import assert_same_run, at_steps
-
-NETWORKS = network_names()
-CONFIG = GPTConfig(n_layer=3, n_head=2, n_embd=16, block_size=12)
-
-
-def has_cache(network: str) -> bool:
-    return "cache" in inspect.signature(network_class(network).forward).parameters
+from tests.helpers import (
+    CONFIG,
+    NETWORKS,
+    assert_same_run,
+    at_steps,
+    has_cache,
+    random_gpt,
+    random_ids,
+)
 
 
 @pytest.fixture
@@ -40,19 +43,6 @@ def in_float64() -> Iterator[None]:
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)
-
-
-def random_gpt(V: int = 11, network: str = "quill", **settings: float) -> nn.Module:
-    """Return a float64 network in which no parameter has its initial value, as after training."""
-    torch.manual_seed(0)
-    model = make_network(replace(CONFIG, network=network, **settings), V).double().eval()
-    for parameter in model.parameters():
-        nn.init.normal_(parameter, parameter.mean().item(), std=0.3)
-    return model
-
-
-def random_ids(*shape: int, V: int = 11) -> torch.Tensor:
-    return torch.randint(V, shape, generator=torch.Generator().manual_seed(0))
 
 
 @pytest.mark.usefixtures("in_float64")
@@ -144,76 +134,78 @@ def test_training_resumes_exactly(network, tiny, monkeypatch):
         assert_same_run(Path("whole"), Path(run))
 
 
-@torch.no_grad()
-def find_mistake(network: str, block_size: int) -> str:
-    """Return why the loss of a network means nothing, or "" if the network is sound.
+def mistake_of(network: str, block_size: int = 12) -> str:
+    return find_mistake(make_network(replace(CONFIG, network=network, block_size=block_size), 11))
 
-    Equal calls may give different logits, for example because the network counts its calls. The
-    logits of an example may depend on other examples of the batch. Logits may also depend on later
-    characters, for example if attention has no mask. Then the network reads the characters that it
-    should predict.
-    """
-    model = make_network(replace(CONFIG, network=network, block_size=block_size), 11).eval()
-    for parameter in model.parameters():  # some are zero in a new network
-        parameter.add_(0.1 * torch.randn_like(parameter))
-    length = min(block_size, 256)
-    start = length // 2 | 1  # odd, so that no window of even width begins here
-    ids_BT = torch.arange(length)[None] % 11
-    other_BT = ids_BT.clone()
-    other_BT[:, start:] = (ids_BT[:, start:] + 1) % 11
-    logits = []
-    for text_BT in (ids_BT, ids_BT, other_BT):
-        torch.manual_seed(0)  # a network may draw random numbers here, too
-        logits.append(model(torch.cat((text_BT, ids_BT, text_BT))))
-    first, again, other = logits
-    if not torch.equal(first, again):
-        return "gives different logits in two equal calls, so its losses cannot be compared"
-    if (first[1] - other[1]).abs().max() > 1e-4 * first.abs().max():
-        return "mixes the examples of a batch, so its loss depends on which examples are in it"
-    if (first - other)[0, :start].abs().max() > 1e-5 * first.abs().max():
-        return "looks ahead: its logits depend on later characters, so its loss means nothing"
-    return ""
+
+@pytest.mark.parametrize("block_size", [1, 2, 3, 12, 300])
+@pytest.mark.parametrize("network", NETWORKS)
+def test_the_loss_means_something(network, block_size):
+    assert mistake_of(network, block_size) == ""
 
 
 @pytest.mark.parametrize("network", NETWORKS)
-def test_the_loss_means_something(network):
-    """tests/benchmarks/compare.py refuses a network that fails here."""
-    for block_size in (1, 2, 3, 12, 300):
-        if mistake := find_mistake(network, block_size):
-            pytest.fail(f"the network {network} {mistake}", pytrace=False)
+def test_a_check_changes_neither_weights_nor_random_numbers(network):
+    model = random_gpt(network=network).train()
+    before, state = {k: x.clone() for k, x in model.state_dict().items()}, torch.get_rng_state()
+    assert find_mistake(model) == ""
+    assert model.training
+    assert all(x.equal(before[name]) for name, x in model.state_dict().items())
+    assert torch.get_rng_state().equal(state)
 
 
-def mistake_of_mine(block_size: int = 12) -> str:
-    return find_mistake("mine", block_size)
+@pytest.mark.parametrize("wrong", [False, True])
+def test_training_warns_of_a_network_that_looks_ahead(wrong, edit_network, tiny, capsys):
+    edit_network("quill", NO_MASK["quill"] if wrong else {})
+    assert tiny("--network=mine --max_iters=1") == 0
+    warning = "warning: the network mine looks ahead: its logits depend on later characters"
+    assert (warning in capsys.readouterr().err) == wrong
 
 
-def test_the_network_mine_of_a_test_hides_other_ones(edit_network):
-    """A user may have a network with this name, too."""
-    edit_network("gpt", {})
-    assert not has_cache("mine")
-    edit_network("quill", {})
-    assert has_cache("mine")
+def test_a_file_without_a_class_gpt_is_named(edit_network):
+    edit_network("gpt", {"class GPT(nn.Module)": "class Network(nn.Module)"})
+    with pytest.raises(UserError, match=r"mine\.py has no class GPT"):
+        make_network(replace(CONFIG, network="mine"), 11)
+
+
+def test_an_edit_of_the_equation_alone_is_found_because_the_kernel_stays(edit_network):
+    edit = {"scores_BHTS.softmax(dim=-1)": "(2 * scores_BHTS).softmax(dim=-1)"}
+    edit_network("quill", edit)
+    assert "trains with PyTorch's kernel, which is not its equation" in mistake_of("mine")
+    edit_network("quill", edit | {"if not is_recorded() and": "if False and"})
+    assert mistake_of("mine") == ""
+
+
+def test_a_wrong_cache_is_not_used(edit_network, capsys):
+    """The check is made once, also for copies of the network."""
+    edit_network("quill", {"cache.kept[self] = padded_BTC[:, -2:]": "pass"})
+    model = random_gpt(network="mine")
+    assert not uses_cache(model) and not uses_cache(copy.deepcopy(model))
+    assert capsys.readouterr().err.count("warning: the KV cache changes the logits") == 1
+    for network in NETWORKS:
+        assert uses_cache(random_gpt(network=network)) == has_cache(network)
+    assert not capsys.readouterr().err
 
 
 @pytest.mark.parametrize("network", ["gpt", "quill"])
 @pytest.mark.parametrize("block_size", [2, 3, 12, 300])
 def test_a_network_without_a_mask_looks_ahead(network, block_size, edit_network):
     edit_network(network, NO_MASK[network])
-    assert "looks ahead" in mistake_of_mine(block_size)
+    assert "looks ahead" in mistake_of("mine", block_size)
 
 
 def test_a_network_whose_layers_begin_with_zeros_looks_ahead(edit_network):
     """At the start its layers add zeros, so its logits depend on no other character."""
     init = "nn.init.normal_(parameter, std=0.02 * (2 * self.config.n_layer) ** -0.5)"
     edit_network("gpt", NO_MASK["gpt"] | {init: "nn.init.zeros_(parameter)"})
-    assert "looks ahead" in mistake_of_mine()
+    assert "looks ahead" in mistake_of("mine")
 
 
 def test_a_network_with_a_counter_does_not_repeat(edit_network):
     line = "return self.head(norm(x_BTC))"
     count = "self.calls = getattr(self, 'calls', 0) + 1\n        "
     edit_network("quill", {line: f"{count}{line} * self.calls"})
-    assert "different logits in two equal calls" in mistake_of_mine()
+    assert "different logits in two equal calls" in mistake_of("mine")
 
 
 @pytest.mark.parametrize(
@@ -230,14 +222,14 @@ def test_a_network_that_mixes_the_examples_of_a_batch_is_found(mix, edit_network
     line = "return self.head(norm(x_BTC))"
     mix = mix.replace("64", str(CONFIG.n_embd))
     edit_network("quill", {line: f"x_BTC = x_BTC + {mix}\n        {line}"})
-    assert "mixes the examples" in mistake_of_mine()
+    assert "mixes the examples" in mistake_of("mine")
 
 
 def test_a_network_that_draws_random_numbers_does_not_look_ahead(edit_network):
     edit_network("gpt", {"self.dropout(weights_BHTT)": "nn.functional.dropout(weights_BHTT, 0.3)"})
     model, ids_BT = random_gpt(network="mine"), random_ids(1, 12)
     assert not torch.equal(model(ids_BT), model(ids_BT))
-    assert not mistake_of_mine()
+    assert not mistake_of("mine")
 
 
 @pytest.mark.parametrize("width", [2, 8, 64, 128])
@@ -248,4 +240,4 @@ def test_a_network_that_looks_ahead_within_windows_looks_ahead(edit_network, wid
         x_BTC = x_BTC + torch.cat(parts, dim=1)"""
     line = "x_BTC = self.dropout(self.embedding(ids_BT) + self.position(positions_T))"
     edit_network("gpt", {line: code})
-    assert "looks ahead" in mistake_of_mine(256)
+    assert "looks ahead" in mistake_of("mine", 256)

@@ -1,5 +1,8 @@
 """Tests of the optimizers and of the learning-rate schedule."""
 
+import contextlib
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -52,6 +55,34 @@ def test_a_network_without_blocks_is_adamws_alone():
     model.blocks = nn.ModuleList()
     (adamw,) = make_optimizers(model, OptimConfig(), torch.float32)
     assert sum(len(group["params"]) for group in adamw.param_groups) == 2
+
+
+class FakeGraph:
+    """Counts CUDA graphs and computes like Muon without a graph."""
+
+    made = replayed = 0
+
+    def __init__(self) -> None:
+        FakeGraph.made += 1
+
+    def replay(self) -> None:
+        FakeGraph.replayed += 1
+
+
+def test_muon_uses_a_graph_only_while_gradients_and_momenta_stay(monkeypatch):
+    """The momenta move when they are loaded. Then no graph reads the old memory."""
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
+    monkeypatch.setattr(torch.cuda, "graph", lambda graph: contextlib.nullcontext())
+    for stay, expected in ((False, (0, 0)), (True, (1, 2))):
+        FakeGraph.made = FakeGraph.replayed = 0
+        weight = nn.Parameter(torch.randn(8, 16))
+        muon = Muon([("w", weight)], 0.1, 0.1, torch.float32, gradients_stay=stay)
+        weight.grad = torch.randn_like(weight)
+        for step in range(6):
+            if step == 3:
+                muon.load_state_dict(copy.deepcopy(muon.state_dict()))
+            muon.step()
+        assert (FakeGraph.made, FakeGraph.replayed) == expected
 
 
 def test_one_learning_rate_serves_both_optimizers():

@@ -5,8 +5,8 @@ import math
 import pytest
 
 import sample
+from configs.errors import UserError
 from model import load
-from model.system.errors import UserError
 
 
 def test_a_loaded_model_writes_what_sample_writes_and_predicts_as_it_scores(trained_run, capsys):
@@ -29,3 +29,9 @@ def test_unknown_characters_are_named(trained_run):
     for call in (model.write, model.loss, model.probs):
         with pytest.raises(UserError, match="'ß'"):
             call("ß!")
+
+
+@pytest.mark.parametrize("settings", [{"length": -5}, {"temperature": -1}, {"num_samples": 0}])
+def test_a_wrong_setting_is_refused(trained_run, settings):
+    with pytest.raises(UserError, match="It must be"):
+        load(str(trained_run)).write("The", **settings)

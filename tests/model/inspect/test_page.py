@@ -23,26 +23,20 @@ from model.inspect.page import SCRIPT, attention_page
 from model.inspect.record import logit_lens, record_attention
 from model.inspect.trace import KNOWN, OPS, Trace
 from model.networks import network_names
-from model.system.errors import AbortError
+from model.system.console import AbortError
 from tests.conftest import NO_MASK
-from tests.model.test_networks import random_gpt, random_ids
+from tests.helpers import (
+    ALIBI,
+    MASK,
+    SCALE,
+    WINDOW,
+    own_equation,
+    page_data,
+    random_gpt,
+    random_ids,
+)
 
 VOCAB = "ab</script>'\"&\n\t\u202e\x1b\U0001f600é"
-IMPORT = "from model.attention import Cache, attend"
-ATTEND = "attend(q_BHTD, k_BHSD, v_BHSD, window)"
-WEIGHTS = """
-        T, S = q_BHTD.size(2), k_BHSD.size(2)
-        distance_TS = torch.arange(S - T, S)[:, None] - torch.arange(S)
-        visible_TS = (distance_TS >= 0) & (distance_TS < self.config.block_size)
-        scores_BHTS = q_BHTD @ k_BHSD.mT
-        weights_BHTS = {}
-        record(q_BHTD, k_BHSD, v_BHSD, weights_BHTS)
-        out_BHTD = weights_BHTS @ v_BHSD"""
-
-
-def own_equation(weights: str) -> dict[str, str]:
-    """Return an edit of quill: an expression of scores_BHTS and visible_TS gives the weights."""
-    return {f"out_BHTD = {ATTEND}": WEIGHTS.format(weights), IMPORT: f"{IMPORT}, record"}
 
 
 def own_softmax(scores: str) -> dict[str, str]:
@@ -62,12 +56,6 @@ def instead_of_attention(expression: str) -> tuple[str, dict[str, str]]:
 
 
 KEYS = "k_BHTD = self.split_heads(self.key(x_BTC))"
-SCALE, MASK = " / math.sqrt(q_BHTD.size(-1))", ".masked_fill(is_later_TT, -torch.inf)"
-ALIBI = f"""{SCALE}
-        distance_TT = torch.arange(T)[:, None] - torch.arange(T)
-        slope_H11 = 2.0 ** -torch.arange(1, self.n_head + 1)[:, None, None]
-        scores_BHTT = scores_BHTT - slope_H11 * distance_TT"""
-WINDOW = f"{MASK}.masked_fill((~is_later_TT).tril(-8), -torch.inf)"
 TRACE = Path(trace.__file__).read_text("utf-8")
 CLOSE = {"atol": 1e-4, "rtol": 1e-4}
 EDITS = {
@@ -99,12 +87,6 @@ EDITS = {
     ),
     "no mask": ("gpt", NO_MASK["gpt"]),
 }
-
-
-def page_data(html: str) -> dict:
-    """Return the data that the script of a page reads."""
-    content = re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.S)[1]
-    return json.loads(content)
 
 
 def unpack(data: dict) -> list[np.ndarray]:

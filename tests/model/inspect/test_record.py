@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from model import attention
-from model.attention import attention_weights
 from model.inspect.record import logit_lens, record_attention
-from tests.model.test_networks import random_gpt, random_ids
+from tests.helpers import attention_weights, random_gpt, random_ids
 
 
 @pytest.mark.parametrize("network", ["gpt", "quill"])
@@ -36,7 +35,7 @@ def test_recording_leaves_no_trace_also_after_an_error(error):
         torch.testing.assert_close(model(ids_BT), logits_BTV)
         if error is not None:
             raise error
-    assert attention.recorded is None
+    assert not attention.is_recorded()
     for module in model.modules():
         assert not module._forward_pre_hooks and not module._forward_hooks
     assert torch.equal(torch.get_rng_state(), random_state)
@@ -83,7 +82,7 @@ def test_layer_without_weight_per_head_and_pair_is_unrecorded(q_shape, k_shape):
 
     def attend_otherwise(x_BTC, *args):
         k = torch.ones(k_shape)
-        attention.attend(torch.ones(q_shape), k, k)
+        attention.record(q := torch.ones(q_shape), k, k, q @ k.mT)
         return x_BTC
 
     model.blocks[0].attention.forward = attend_otherwise

@@ -7,9 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from configs.settings import GPTConfig
-from model.attention import attend
 from model.networks import make_network
-from tests.model.test_networks import random_gpt, random_ids
+from tests.helpers import random_gpt, random_ids
 
 
 @pytest.mark.parametrize("network", ["gpt", "quill"])
@@ -48,7 +47,10 @@ def test_logits_are_those_of_the_equations(bias):
     for block in ("blocks.0", "blocks.1", "blocks.2"):
         h = norm(x, f"{block}.norm_1")
         qkv = [linear(h, f"{block}.attention.{name}") for name in ("query", "key", "value")]
-        heads = [attend(*(y[..., d : d + 8] for y in qkv)) for d in (0, 8)]
+        heads = [
+            F.scaled_dot_product_attention(*(y[..., d : d + 8] for y in qkv), is_causal=True)
+            for d in (0, 8)
+        ]
         x = x + linear(torch.cat(heads, -1), f"{block}.attention.proj")
         h = linear(norm(x, f"{block}.norm_2"), f"{block}.mlp.fc")
         x = x + linear(h * (1 + torch.erf(h / math.sqrt(2))) / 2, f"{block}.mlp.proj")

@@ -5,7 +5,7 @@ import torch
 from configs.settings import GPTConfig
 from model.networks import make_network
 from model.networks.quill import norm
-from tests.model.test_networks import random_gpt, random_ids
+from tests.helpers import random_gpt, random_ids
 
 NO_POSITIONS = torch.ones(5, 8).double(), torch.zeros(5, 8).double()  # angles of zero
 

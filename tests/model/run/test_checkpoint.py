@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import nn
 
+from configs.errors import UserError
 from configs.settings import GPTConfig
 from model.networks import make_network
 from model.run.checkpoint import MAGIC, Checkpoint, load, load_weights, resolve, save
-from model.system.errors import UserError
 
 
 def test_a_checkpoint_is_unchanged_after_saving_and_loading(tmp_path):
@@ -66,10 +66,10 @@ def test_only_tables_with_a_row_for_each_character_grow():
         return make_network(GPTConfig("gpt", n_embd=8, block_size=block_size), vocab_size)
 
     saved, larger = Checkpoint(vocab="abcdefgh", model=make(8, 8).state_dict()), make(9, 8)
-    load_weights(saved, larger)
+    load_weights(larger, saved.model, 8)
     assert torch.equal(larger.embedding.weight[:8], saved.model["embedding.weight"])
     with pytest.raises(UserError, match="position.weight"):
-        load_weights(saved, make(8, 9))
+        load_weights(make(8, 9), saved.model, 8)
     saved.model["head.weight"] = torch.zeros(8, 9)  # wider than the network's head
     with pytest.raises(UserError, match="does not fit the code"):
-        load_weights(saved, larger)
+        load_weights(larger, saved.model, 8)

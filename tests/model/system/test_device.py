@@ -10,10 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-from configs.settings import CompileConfig, DeviceConfig, GPTConfig, TrainConfig
+from configs.errors import UserError
+from configs.settings import DeviceConfig, GPTConfig, TrainConfig
 from model.networks import make_network
 from model.system import device
 from model.system.device import (
+    Forward,
     Machine,
     choose_device,
     choose_dtype,
@@ -21,7 +23,6 @@ from model.system.device import (
     seed_all,
     training_machine,
 )
-from model.system.errors import UserError
 from model.system.processes import Processes
 
 CPU, CUDA, MPS = torch.device("cpu"), torch.device("cuda"), torch.device("mps")
@@ -87,16 +88,6 @@ def test_a_device_that_does_not_exist_is_refused(name, recwarn):
     assert not recwarn  # PyTorch prints no warning
 
 
-def test_a_gpu_that_is_too_old_for_pytorch_is_refused(monkeypatch):
-    """PyTorch can use the memory of this GPU, but has no kernel for it."""
-    problem = "CUDA error: no kernel image is available for execution on the device\nSearch for"
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch, "zeros", lambda *_, device: Mock(__add__=Mock(side_effect=fail)))
-    fail = RuntimeError(problem)
-    with pytest.raises(UserError, match="no kernel image .* on the device. Use auto, cpu"):
-        choose_device("auto", Processes())
-
-
 @pytest.mark.parametrize(
     ("cpu", "has_fast_bfloat16"),
     [
@@ -137,7 +128,7 @@ def test_each_process_uses_only_its_own_gpu(simulated):
 
     def device_of(local_rank: int, name: str) -> str:
         processes.local_rank = local_rank
-        return str(training_machine(CompileConfig(name, "float32"), processes).device)
+        return str(training_machine(DeviceConfig(name, "float32"), processes).device)
 
     assert [device_of(rank, "cuda") for rank in (0, 1)] == ["cuda:0", "cuda:1"]
     # PyTorch makes a context on the current device, so the device is set first.
@@ -195,29 +186,28 @@ def test_training_steps_call_the_network_as_asked_for(
     monkeypatch.setattr(torch, "compile", lambda module, **_: compiled.append(module) or module)
     monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda *_, **__: None)
     monkeypatch.setattr(
-        Machine, "make_graph", lambda _, module, *__: graphs.append(module) or module
+        Forward, "record_graph", lambda forward, ids_BT: graphs.append(forward.network)
     )
     machine = Machine(kind, torch.float32)
-    machine.prepare(steps_of_ids(mode, parts), network)
+    forward = machine.prepare(steps_of_ids(mode, parts), network)
     assert graphs == ([network] if expected == "graph" else [])
     assert compiled == ([network] if expected == "compiled" else [])
     output = capsys.readouterr()
     assert ("compiling" in output.out) == (expected == "compiled")
     assert not output.err
-    assert torch.equal(machine.forward(network, IDS_BT), network(IDS_BT))
+    assert torch.equal(forward(IDS_BT), network(IDS_BT))
 
 
 def test_a_network_that_becomes_no_cuda_graph_is_called_as_it_is(monkeypatch, capsys):
-    def fail(machine, network, ids_BT):
-        network(ids_BT).sum().backward()
+    def fail(forward, ids_BT):
+        forward(ids_BT).sum().backward()
         raise RuntimeError("it reads a value\nand a long story")
 
     network = make_small()
-    monkeypatch.setattr(Machine, "make_graph", fail)
-    machine = Machine(CUDA, torch.float32)
-    machine.prepare(steps_of_ids(), network)
+    monkeypatch.setattr(Forward, "record_graph", fail)
+    forward = Machine(CUDA, torch.float32).prepare(steps_of_ids(), network)
     assert capsys.readouterr().err.endswith("without a CUDA graph: it reads a value\n")
-    assert torch.equal(machine.forward(network, IDS_BT), network(IDS_BT))
+    assert torch.equal(forward(IDS_BT), network(IDS_BT))
     assert all(parameter.grad is None for parameter in network.parameters())
 
 

@@ -8,10 +8,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.system.errors import AbortError, UserError, quote, report_errors
+from configs.errors import UserError, quote
+from model.system.console import AbortError, report_errors
 
 OUT_OF_MEMORY = "error: out of memory. Use more --gradient_accumulation_steps, "
-OUT_OF_MEMORY += "a smaller network, shorter or fewer texts.\n"
+OUT_OF_MEMORY += "a smaller network or a shorter text.\n"
 
 
 def run_main(error: BaseException) -> int:

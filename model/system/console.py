@@ -1,25 +1,18 @@
-"""The messages of a command: its errors, its lines on a terminal, and paths in them."""
+"""The messages of a command: its errors and its lines on a terminal."""
 
 import atexit
 import functools
 import gc
 import math
 import os
-import shlex
 import signal
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import TextIO
 
 from tqdm import tqdm
 
-# Without this, Python would end with a search for garbage in PyTorch's objects, which takes 0.7 s.
-atexit.register(gc.freeze)
-
-
-class UserError(ValueError):
-    """A flag, a file or a text is wrong. The command prints a line and ends with status 2."""
+from configs.errors import UserError
 
 
 class AbortError(RuntimeError):
@@ -29,18 +22,17 @@ class AbortError(RuntimeError):
 def report_errors(main: Callable[[list[str]], None]) -> Callable[..., int]:
     """Decorate a command's main(argv), so that an expected error is one line on standard error.
 
-    Expected errors are UserError, AbortError, any OSError (such as a full disk) and too little
-    memory. Every other exception is a bug and keeps its traceback. The decorated main returns the
-    exit status.
+    Every other exception is a bug and keeps its traceback. The decorated main returns the exit
+    status.
     """
 
     @functools.wraps(main)
     def wrapper(argv: list[str] | None = None) -> int:
+        # Else, Python would end with a search for garbage in PyTorch's objects, which takes 0.7 s.
+        atexit.register(gc.freeze)
         if hasattr(sys.stdout, "reconfigure"):
             sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace", newline="")
         try:
-            if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # set during the imports
-                signal.signal(signal.SIGINT, signal.default_int_handler)
             main(sys.argv[1:] if argv is None else argv)
         except SystemExit as done:  # from argparse after --help, from train.py after a signal
             return int(done.code or 0)
@@ -52,22 +44,15 @@ def report_errors(main: Callable[[list[str]], None]) -> Callable[..., int]:
             print_line("error: " + " ".join(str(error).split()), sys.stderr)
             return 2 if isinstance(error, UserError) else 1
         except (MemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
+            words = ("out of memory", "DefaultCPUAllocator")  # of PyTorch, on a GPU and a CPU
+            if not isinstance(error, MemoryError) and not any(x in str(error) for x in words):
                 raise
-            advice = (
-                "Use more --gradient_accumulation_steps, a smaller network, shorter or fewer texts."
-            )
+            advice = "Use more --gradient_accumulation_steps, a smaller network or a shorter text."
             print_line(f"error: out of memory. {advice}", sys.stderr)
             return 1
         return 0
 
     return wrapper
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    """Return whether Python or PyTorch, on a GPU or a CPU, has run out of memory."""
-    words = ("out of memory", "DefaultCPUAllocator")
-    return isinstance(error, MemoryError) or any(word in str(error) for word in words)
 
 
 def require_finite(name: str, value: float, step: int) -> None:
@@ -94,14 +79,3 @@ def print_line(text: str, stream: TextIO) -> None:
 def discard_output(stream: TextIO) -> None:
     """Discard all further output to `stream`, including what Python writes at its end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-
-
-def quote(path: Path | str) -> str:
-    """Return `path` as an argument for a command in a shell."""
-    return shlex.quote(shorten(path).as_posix())
-
-
-def shorten(path: Path | str) -> Path:
-    """Return `path` relative to the working directory, if it lies in this directory."""
-    path, here = Path(path), Path.cwd()
-    return path.relative_to(here) if path.is_relative_to(here) else path
