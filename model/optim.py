@@ -66,21 +66,23 @@ def make_optimizers(
     return [AdamW(groups, config.learning_rate, betas, fused=True)]
 
 
-def make_average(model: nn.Module, decay: float) -> nn.Module:
-    """Return the network to evaluate, save and sample: a copy of `model`, or itself at decay 0."""
-    return copy.deepcopy(model).eval().requires_grad_(False) if decay else model
+def make_average(model: nn.Module, decay: float) -> nn.Module | None:
+    """Return a copy of `model`, which becomes a running average of its weights; None at decay 0."""
+    return copy.deepcopy(model).eval().requires_grad_(False) if decay else None
 
 
 @torch.no_grad()
-def update_average(average: nn.Module, model: nn.Module, decay: float, step: int) -> None:
+def update_average(ema: nn.Module | None, model: nn.Module, decay: float, step: int) -> None:
     """Move the running average of the weights towards the weights of `model`. Copy the buffers.
 
     In the first steps, the decay is smaller. The average then covers about the latest quarter of
     the run so far (Karras et al. 2024, "Analyzing and improving the training dynamics ...").
     """
+    if ema is None:
+        return
     decay = min(decay, (step + 1) / (step + 5))
-    torch._foreach_lerp_(list(average.parameters()), list(model.parameters()), 1 - decay)
-    for kept, buffer in zip(average.buffers(), model.buffers(), strict=True):
+    torch._foreach_lerp_(list(ema.parameters()), list(model.parameters()), 1 - decay)
+    for kept, buffer in zip(ema.buffers(), model.buffers(), strict=True):
         kept.copy_(buffer)
 
 

@@ -7,15 +7,17 @@ PyTorch loads most damaged files without an error, so `load` compares the hash f
 import hashlib
 import io
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
+from torch.optim import Optimizer
 
 from configs.errors import UserError
-from configs.flags import make_config, to_dict, to_toml
+from configs.flags import to_dict, to_toml
 from configs.settings import TrainConfig
 from data.corpus import Corpus
 from model.run.progress import RunState
@@ -23,6 +25,9 @@ from model.system.console import require_finite
 from model.system.files import atomic_write
 
 MAGIC = b"QUILLPT8"  # changes when a new version of Quill cannot use older files
+
+# What is trained: the network to evaluate, the network to train, the optimizers, the scaler
+Training = tuple[nn.Module, nn.Module, list[Optimizer], GradScaler]
 
 
 @dataclass
@@ -45,13 +50,16 @@ class Checkpoint(RunState):
 
 
 def save_run(
-    run_dir: Path, state: RunState, config: TrainConfig, corpus: Corpus, parts: dict[str, Any]
+    run_dir: Path,
+    state: RunState,
+    config: TrainConfig,
+    corpus: Corpus,
+    training: Training,
+    is_best: bool,
 ) -> None:
-    """Write config.toml and last.pt. If the model is the best so far, write best.pt first.
-
-    `parts` are all objects that have a state, by the names of their fields in Checkpoint.
-    """
-    weights = [*parts["model"].parameters(), *parts["trained"].parameters()]
+    """Write config.toml and last.pt. If the model is the best so far, write best.pt first."""
+    evaluated, model, optimizers, scaler = training
+    weights = [*evaluated.parameters(), *model.parameters()]
     total = sum(weight.sum().item() for weight in weights)  # nan if one weight is nan
     require_finite("sum of the weights", total, state.step)
     with atomic_write(run_dir / "config.toml") as file:
@@ -61,34 +69,30 @@ def save_run(
         config=to_dict(config),
         vocab=corpus.tokenizer.vocab,
         data_sha256=corpus.sha256,
-        **{name: get_state(part) for name, part in parts.items()},
+        model=evaluated.state_dict(),
+        trained=model.state_dict(),
+        optimizers=[optimizer.state_dict() for optimizer in optimizers],
+        scaler=scaler.state_dict(),
     )
-    names = ("best.pt", "last.pt") if state.is_best else ("last.pt",)
+    names = ("best.pt", "last.pt") if is_best else ("last.pt",)
     save(saved, *(run_dir / name for name in names))
 
 
-def get_state(part: Any) -> Any:
-    """Return the state dict of an object, or the state dicts of a list of objects."""
-    return [x.state_dict() for x in part] if isinstance(part, list) else part.state_dict()
-
-
-def restore(saved: Checkpoint, parts: dict[str, Any]) -> RunState:
+def restore(saved: Checkpoint, training: Training) -> RunState:
     """Load what `saved` holds: a whole run, only weights (--init_from), or nothing.
 
     Return the state of the run: the step to go on from, losses, times.
     """
-    saved.trained = saved.trained or saved.model
-    for name, part in parts.items():
-        if not (state := getattr(saved, name)):
-            continue
-        if isinstance(part, nn.Module):
-            load_weights(part, state, len(saved.vocab))
-        elif isinstance(part, list):
-            for each, its_state in zip(part, state, strict=True):
-                each.load_state_dict(its_state)
-        else:
-            part.load_state_dict(state)
-    return make_config(RunState, vars(saved))
+    evaluated, model, optimizers, scaler = training
+    if saved.model:
+        load_weights(evaluated, saved.model, len(saved.vocab))
+        load_weights(model, saved.trained or saved.model, len(saved.vocab))
+    if saved.optimizers:
+        for optimizer, its_state in zip(optimizers, saved.optimizers, strict=True):
+            optimizer.load_state_dict(its_state)
+    if saved.scaler:
+        scaler.load_state_dict(saved.scaler)
+    return RunState(**{field.name: getattr(saved, field.name) for field in fields(RunState)})
 
 
 def save(checkpoint: Checkpoint, *paths: Path) -> None:
@@ -113,7 +117,9 @@ def load(path: Path | str) -> Checkpoint:
         hint = " Use --which last. To resume, delete best.pt." if "best.pt" in str(path) else ""
         raise UserError(f"{path} is damaged, or not a checkpoint of this version of Quill.{hint}")
     values = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    return make_config(Checkpoint, values)
+    for name in ("loss_sum", "loss_steps"):  # in files of earlier versions
+        values.pop(name, None)
+    return Checkpoint(**values)
 
 
 def resolve(name: str | None, which: str) -> Path:

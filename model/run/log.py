@@ -15,6 +15,7 @@ from tqdm import tqdm
 from configs.errors import quote
 from configs.settings import TrainConfig
 from data.corpus import Corpus
+from model.check import find_mistake
 from model.generate import GenerationConfig, first_character, generate
 from model.networks import count_parameters
 from model.run.progress import Clock, RunState
@@ -23,8 +24,8 @@ from model.system.device import Machine
 from model.system.files import atomic_write
 
 SAMPLE_CHARS = 80  # the length of the sample after an evaluation
-# The header names these settings, because the recipe often chooses them.
-CHOSEN = ("learning_rate", "dropout", "ema_decay", "train_temperature", "weight_decay")
+# The header names these settings, because they often differ from run to run.
+OPTIM = ("learning_rate", "weight_decay", "ema_decay", "train_temperature")
 
 
 class Log:
@@ -43,17 +44,15 @@ class Log:
         self.config, self.corpus, self.machine, self.run_dir = config, corpus, machine, run_dir
         self.model, self.state, self.first_step = model, state, state.step
         self.is_main = machine.processes.is_main
-        # A GPU starts about 200 kernels for each character, so a copy on the CPU writes samples.
-        self.writes_on_cpu = self.is_main and machine.device.type == "cuda"
-        self.writer = copy.deepcopy(model).cpu().eval() if self.writes_on_cpu else model
-        self.curves: dict[str, SummaryWriter] = {}
+        self.writers: dict[str, SummaryWriter] = {}  # one for each curve of the loss
         if self.is_main:
+            (run_dir / "summary.json").unlink(missing_ok=True)  # the result of an earlier command
             print_line("\n".join(self.header()), sys.stdout)
             # A killed run may have logged more steps than it has saved. The resumed run logs these
             # steps again. Therefore TensorBoard drops the old points, from purge_step on.
             next_val = state.step + (state.step == state.val_step)
-            for split, next_step in {"train": state.step + 1, "val": next_val}.items():
-                self.curves[split] = SummaryWriter(str(run_dir / split), purge_step=next_step)
+            for name, next_step in {"train": state.step + 1, "val": next_val}.items():
+                self.writers[name] = SummaryWriter(str(run_dir / name), purge_step=next_step)
         is_hidden = None if self.is_main else True  # None hides the bar if there is no terminal
         self.bar = tqdm(initial=state.step, unit="step", dynamic_ncols=True, disable=is_hidden)
 
@@ -61,15 +60,19 @@ class Log:
         """Return lines with the device, the text, the network, the steps and the run directory."""
         config, corpus = self.config, self.corpus
         size = f"n_layer {config.n_layer}, n_head {config.n_head}, n_embd {config.n_embd}"
+        size += f", dropout {config.dropout:g}"
         batch = f"batch_size {config.batch_size}, block_size {config.block_size}"
         times = config.max_iters * config.batch_size * config.block_size / corpus.train_chars
+        warnings = list(corpus.warnings)
+        if mistake := find_mistake(self.model):
+            warnings.append(f"the network {config.network} {mistake}")
         return [
             f"device  {self.machine}",
             f"corpus  {corpus}",
-            *[f"warning: {sentence}" for sentence in corpus.warnings],
+            *[f"warning: {sentence}" for sentence in warnings],
             f"model   {config.network}, {size}: {count_parameters(self.model):,} parameters",
             f"train   max_iters {config.max_iters}, {batch}: up to {times:.1f} times the text",
-            "recipe  " + ", ".join(f"{name} {getattr(config, name):g}" for name in CHOSEN),
+            "optim   " + ", ".join(f"{name} {getattr(config, name):g}" for name in OPTIM),
             f"run     {quote(self.run_dir)}; config.toml there has all settings",
         ]
 
@@ -84,12 +87,12 @@ class Log:
         state = self.state
         self.bar.set_postfix_str(f"loss {state.train_loss:.3f}", refresh=False)
         if self.is_main:
-            self.curves["train"].add_scalar("loss", state.train_loss, state.step)
-            self.curves["train"].add_scalar("optimizer/learning_rate", lr, state.step)
-            self.curves["train"].add_scalar("optimizer/grad_norm", grad_norm.item(), state.step)
+            self.writers["train"].add_scalar("loss", state.train_loss, state.step)
+            self.writers["train"].add_scalar("optimizer/learning_rate", lr, state.step)
+            self.writers["train"].add_scalar("optimizer/grad_norm", grad_norm.item(), state.step)
 
-    def report_evaluation(self, clock: Clock) -> None:
-        """Print the losses. Add the validation loss and a sample to TensorBoard."""
+    def report_evaluation(self, clock: Clock, is_best: bool) -> None:
+        """Print the losses and the time. Add the validation loss and a sample to TensorBoard."""
         if not self.is_main:
             return
         state = self.state
@@ -99,29 +102,30 @@ class Log:
         line += f"  val loss {state.val_loss:.4f}"
         if state.chars_per_second > 0:
             line += f"  {state.chars_per_second:,.0f} characters/s"
-        line += f"  {clock}"
-        if state.is_best:
+        line += f"  {describe_time(clock)}"
+        if is_best:
             line += "  best so far"
         print_line(line, sys.stdout)
-        self.curves["val"].add_scalar("loss", state.val_loss, state.step)
+        self.writers["val"].add_scalar("loss", state.val_loss, state.step)
         self.add_sample()
 
     def add_sample(self) -> None:
         """Add a text that the model writes to TensorBoard, and show its start on a terminal."""
-        if self.writes_on_cpu:
-            self.writer.load_state_dict(self.model.state_dict())
+        model = self.model
+        if self.machine.device.type == "cuda":  # a GPU starts about 200 kernels for each character
+            model = copy.deepcopy(model).cpu()
         vocab, config = self.corpus.tokenizer.vocab, GenerationConfig(SAMPLE_CHARS)
         prompt = [vocab.index(first_character(vocab))]
-        sample = "".join(piece for _, piece in generate(self.writer, vocab, prompt, config))
+        sample = "".join(piece for _, piece in generate(model, vocab, prompt, config))
         code = indent(sample, "    ", lambda line: True)  # Markdown shows indented text as it is
-        self.curves["val"].add_text("sample", code, self.state.step)
+        self.writers["val"].add_text("sample", code, self.state.step)
         if sys.stdout.isatty():
             print_line(f"     {' '.join(sample.split())[:70]}", sys.stdout)
 
     def flush(self) -> None:
         """Write all points of the curves to TensorBoard's files."""
-        for curve in self.curves.values():
-            curve.flush()
+        for writer in self.writers.values():
+            writer.flush()
 
     def report_result(self, is_stopped: bool) -> None:
         """Write summary.json. Print the result and the commands to type next."""
@@ -160,5 +164,19 @@ class Log:
     def close(self) -> None:
         """Close the progress bar and TensorBoard's files."""
         self.bar.close()
-        for curve in self.curves.values():
-            curve.close()
+        for writer in self.writers.values():
+            writer.close()
+
+
+def describe_time(clock: Clock) -> str:
+    """Return words for the time so far and, after the first step, for the time that is left."""
+    seconds = clock.now()
+    if not 0 < clock.progress < 1:
+        return show_time(seconds)
+    left = (seconds - clock.state.start_seconds) * (1 / clock.progress - 1)
+    return f"{show_time(seconds)}, {show_time(left)} left"
+
+
+def show_time(seconds: float) -> str:
+    """Return words for a time, in seconds or in minutes."""
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"

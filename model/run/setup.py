@@ -91,25 +91,32 @@ def load_start(given: Values, run_dir: Path) -> tuple[Checkpoint, Values]:
     return saved, inherited | given
 
 
-def open_text(given: Values, saved: Checkpoint) -> Corpus:
-    """Return the text. Raises UserError if a run is resumed with another text."""
-    config = make_config(TrainConfig, given)
-    corpus = open_corpus(config, saved.vocab)
+def open_text(config: TrainConfig, saved: Checkpoint, processes: Processes) -> Corpus:
+    """Return the text. Raises UserError if a run is resumed with another text.
+
+    The main process reads it and hands it on, because standard input can be read only once.
+    """
+    corpus = open_corpus(config, saved.vocab) if processes.is_main else None
+    corpus = processes.from_main(corpus)
     if saved.data_sha256 not in ("", corpus.sha256):
         raise UserError(
             f"{corpus.name} is not the text of this run. Start a new run, with --init_from for "
             "another text, without --init_from for a new version of the same text."
         )
-    corpus.require_length(config.block_size)
     return corpus
 
 
-def full_config(given: Values, saved: Checkpoint, corpus: Corpus, machine: Machine) -> TrainConfig:
-    """Return all settings of a run: the given ones, the choice of the recipe, and facts."""
+def full_config(
+    draft: TrainConfig, given: Values, saved: Checkpoint, corpus: Corpus, machine: Machine
+) -> TrainConfig:
+    """Return all settings of a run: the recipe's choice, replaced by the `given` settings.
+
+    `draft` has the given settings only. Raises UserError if the text is too short.
+    """
+    config = draft
     if BY_RECIPE - given.keys():  # else there is nothing to choose
-        config = make_config(TrainConfig, given)
-        given = ask_recipe(config, saved, corpus, machine) | given
-    config = make_config(TrainConfig, given)
+        config = make_config(TrainConfig, ask_recipe(draft, saved, corpus, machine) | given)
+    corpus.require_length(config.block_size)
     facts = {"n_head": count_heads(config), "dtype": machine.dtype_name}
     return replace(config, **facts, out_dir=None)  # the directory may be moved
 
@@ -125,9 +132,9 @@ def ask_recipe(config: TrainConfig, saved: Checkpoint, corpus: Corpus, machine: 
     )
     if config.minutes:
         speed = measure_speed(machine, len(corpus.tokenizer.vocab))
-        [seconds] = machine.processes.max(machine.processes.seconds())
-        budget = replace(budget, flops=speed * max(60 * config.minutes - seconds, 1e-9))
-    return recipe(budget)
+        seconds = 60 * config.minutes - machine.processes.seconds()
+        budget = replace(budget, flops=speed * max(seconds, 1e-9))
+    return recipe(machine.processes.from_main(budget))
 
 
 def measure_speed(machine: Machine, vocab_size: int) -> float:
@@ -145,9 +152,8 @@ def measure_speed(machine: Machine, vocab_size: int) -> float:
             optimizer.step()
         machine.synchronize()
         seconds.append(time.perf_counter() - step_start)
-    [step_seconds] = machine.processes.max(statistics.median(seconds))
     flops = step_flops(block_parameters(config.n_layer, config.n_embd), x_BT.numel())
-    return machine.processes.world_size * flops / step_seconds
+    return machine.processes.world_size * flops / statistics.median(seconds)
 
 
 def validation_batches(config: TrainConfig, corpus: Corpus, machine: Machine) -> list[list[Tensor]]:

@@ -1,16 +1,16 @@
 """The processes of a run: how they share a batch, exchange values and react to signals."""
 
-import atexit
 import contextlib
 import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from configs.errors import UserError
 from model.system.console import AbortError, print_line
@@ -52,15 +52,7 @@ class Processes:
         if self.world_size == 1:
             return
         if error is None or isinstance(error, (SystemExit, UserError)):
-            # destroy_process_group holds Python's lock (the GIL) while it waits for gloo's thread.
-            # The thread needs the lock to free its last tensor. Without the pause, each could wait
-            # for the other forever.
-            time.sleep(0.2)
             dist.destroy_process_group()
-            return
-        # After an error, nccl would wait for the other processes, even when Python only frees it.
-        # So this process ends before that, as soon as the error is reported.
-        atexit.register(os._exit, 1)
         if isinstance(error, RuntimeError) and "gloo" in str(error):  # names a file of gloo
             message = "another process of this run has ended. Its last message says why."
             raise AbortError(message) from None
@@ -97,26 +89,20 @@ class Processes:
         for buffer in model.buffers():
             dist.broadcast(buffer, 0)
 
-    def average_number(self, number: Tensor) -> float:
-        """Replace a number on a device by its mean over all processes. Return the mean."""
-        number.fill_(self.sum(number.item())[0] / self.world_size)
-        return number.item()
-
     def sum(self, *values: float) -> list[float]:
         """Return the sum of each value over all processes. Every process gets the same list."""
-        return self._reduce(values, dist.ReduceOp.SUM)
-
-    def max(self, *values: float) -> list[float]:
-        """Return the maximum of each value over all processes. Every process gets the same list."""
-        return self._reduce(values, dist.ReduceOp.MAX)
-
-    def _reduce(self, values: Sequence[float], operation: dist.ReduceOp) -> list[float]:
-        """Return each value, combined over all processes."""
         if self.world_size == 1:
             return list(values)
-        reduced = torch.tensor(values, dtype=torch.float64)
-        dist.all_reduce(reduced, operation)
-        return reduced.tolist()
+        sums = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(sums)
+        return sums.tolist()
+
+    def from_main(self, value: Any) -> Any:
+        """Return the `value` of the main process, in every process."""
+        values = [value]
+        if self.world_size > 1:
+            dist.broadcast_object_list(values, src=0)
+        return values[0]
 
 
 @contextlib.contextmanager
