@@ -28,6 +28,7 @@ class TextConfig:
     """The text to continue, where to stop, what to show."""
 
     prompt: Annotated[str, "the text to continue; default: a newline"] = ""
+    prompt_file: Annotated[str | None, "a file with the prompt; - is standard input", PATH] = None
     stop: Annotated[str, "end a text after these characters"] = ""
     which: Annotated[Literal["best", "last"], "which checkpoint of the run to use"] = "best"
     interactive: Annotated[bool, "continue one prompt after another; Ctrl-C ends a text"] = False
@@ -48,7 +49,7 @@ def main(argv: list[str]) -> None:
     flags = parser.parse(argv)
     name = flags.pop("checkpoint", None)
     config = make_config(SampleConfig, flags)
-    for names in (("prompt", "interactive", "score"), ("interactive", "attention")):
+    for names in (("prompt", "prompt_file", "interactive", "score"), ("interactive", "attention")):
         if sum(bool(getattr(config, key)) for key in names) > 1:
             raise UserError(f"give only one of {', '.join(names)}.")
     page = config.attention and Path(config.attention)
@@ -56,7 +57,10 @@ def main(argv: list[str]) -> None:
         raise UserError(f"attention is '{page}'. Name an .html file in a folder that exists.")
     model = load(name, config.which, device=config.device, dtype=config.dtype)
     model.tokenizer.encode(config.stop, "stop")
-    model.tokenizer.encode(config.prompt, "the prompt")
+    prompt = config.prompt
+    if config.prompt_file is not None:
+        prompt = read_text(Path(config.prompt_file), "utf-8")
+    model.tokenizer.encode(prompt, "the prompt")
 
     if config.interactive:
         converse(model, config)
@@ -65,7 +69,7 @@ def main(argv: list[str]) -> None:
         text = score(model, config.score)
     else:
         print(model.about, file=sys.stderr, flush=True)
-        text = write(model, config.prompt, config)
+        text = write(model, prompt, config)
         if sys.stdout.isatty():
             print(flush=True)
     if page:
@@ -108,7 +112,7 @@ def converse(model: TrainedModel, config: SampleConfig) -> None:
 
 def score(model: TrainedModel, name: str) -> str:
     """Print the loss of the characters of a file that the model knows. Return these characters."""
-    text = read_text(Path(name), "utf-8" if name == "-" else model.encoding)
+    text = read_text(Path(name), "utf-8")
     text = model.tokenizer.known_form(text)
     vocab = set(model.vocab)
     known = "".join(character for character in text if character in vocab)

@@ -13,6 +13,7 @@ import urllib.request
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from configs.errors import UserError
 
@@ -37,13 +38,20 @@ def find_text_files(paths: Sequence[str]) -> list[Path]:
         if not os.path.isdir(path):
             files.append(path)
             continue
-        inside = [file.relative_to(path) for file in sorted(path.rglob("*")) if file.is_file()]
-        shown = [name for name in inside if not any(part[0] == "." for part in name.parts)]
-        found = [path / name for name in shown if name.suffix.lower() == TEXT_FILES]
+        found = []
+        for folder, subfolders, names in os.walk(path, onerror=refuse_folder):
+            subfolders[:] = [name for name in subfolders if name[0] != "."]
+            shown = [Path(folder, name) for name in names if name[0] != "."]
+            found += [file for file in shown if file.suffix.lower() == TEXT_FILES]
         if not found:
             raise UserError(f"{path} has no {TEXT_FILES} files. Name text files with --data A B.")
-        files += found
+        files += sorted(found)
     return files
+
+
+def refuse_folder(error: OSError) -> NoReturn:
+    """Raise UserError because a folder cannot be read."""
+    raise UserError(f"{error.filename} cannot be read: {error.strerror}.")
 
 
 def read_text(file: Path, encoding: str) -> str:

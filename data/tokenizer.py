@@ -10,6 +10,8 @@ import numpy as np
 
 from configs.errors import UserError
 
+PART = 1 << 18  # the number of characters to convert at once
+
 
 class CharTokenizer:
     """Turns text into ids: `CharTokenizer("abc").encode("cab")` returns [2, 0, 1]."""
@@ -24,8 +26,9 @@ class CharTokenizer:
 
     def encode(self, text: str, name: str = "the text") -> np.ndarray:
         """Return ids_N. If the vocabulary lacks characters, raise UserError, which names them."""
-        codes_N = np.minimum(code_points(text), len(self.id_of_code_point) - 1)
-        ids_N = self.id_of_code_point[codes_N]
+        table = self.id_of_code_point
+        ids = [table[np.minimum(code_points(part), len(table) - 1)] for part in cut(text)]
+        ids_N = np.concatenate(ids)
         if (ids_N == len(self.vocab)).any():
             if (other := self.known_form(text)) != text:
                 return self.encode(other, name)
@@ -48,9 +51,15 @@ class CharTokenizer:
 def extend_vocab(vocab: str, text: str) -> str:
     """Return the vocabulary, followed by the other characters of a text, sorted."""
     occurs = np.zeros(sys.maxunicode + 1, bool)  # whether each code point occurs in the text
-    occurs[code_points(text)] = True
+    for part in cut(text):
+        occurs[code_points(part)] = True
     occurs[code_points(vocab)] = False
     return vocab + "".join(map(chr, np.flatnonzero(occurs)))
+
+
+def cut(text: str) -> list[str]:
+    """Cut a text into parts. All code points at once would take nine bytes per character."""
+    return [text[start : start + PART] for start in range(0, max(len(text), 1), PART)]
 
 
 def describe_unknown(text: str, vocab: str) -> str:

@@ -36,7 +36,6 @@ class TrainedModel:
         self.network = make_network(config, len(saved.vocab)).eval()
         checkpoint.load_weights(self.network, saved.model, len(saved.vocab))
         self.tokenizer = CharTokenizer(saved.vocab)
-        self.encoding = config.encoding  # of the training text
         self.machine = sampling_machine(DeviceConfig(device, dtype), count_parameters(self.network))
         self.network.to(self.machine.device)
         self.about = f"{path}, step {saved.step}, on {self.machine.device}"

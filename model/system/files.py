@@ -1,6 +1,7 @@
 """Writes a file as a whole or not at all. Creates and locks run directories."""
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterator
 from datetime import datetime
@@ -8,6 +9,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from configs.errors import UserError, quote
+
+NO_FSYNC = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)  # some network file systems refuse fsync
 
 
 @contextlib.contextmanager
@@ -20,7 +23,11 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
     with open(temporary, "wb") as file:
         yield file
         file.flush()
-        os.fsync(file.fileno())
+        try:
+            os.fsync(file.fileno())
+        except OSError as error:
+            if error.errno not in NO_FSYNC:
+                raise
     temporary.replace(path)
 
 
