@@ -40,11 +40,11 @@ class AdamW(Optimizer, torch.optim.AdamW):
 
 
 def make_optimizers(
-    model: nn.Module, config: OptimConfig, muon_dtype: torch.dtype, gradients_stay: bool = False
+    model: nn.Module, config: OptimConfig, muon_dtype: torch.dtype, uses_graph: bool = False
 ) -> list[Optimizer]:
     """Return Muon and AdamW, or AdamW alone.
 
-    `gradients_stay` says that a CUDA graph of the network writes all gradients to the same memory.
+    `uses_graph` says that Muon may use a CUDA graph, as the network does.
     Beside Muon, AdamW updates all parameters that are no matrices in the blocks, without weight
     decay. AdamW alone decays all matrices, embeddings included, but no gains and biases.
     """
@@ -59,7 +59,7 @@ def make_optimizers(
     groups = [{"params": others, "weight_decay": 0.0}]
     if config.optimizer == "muon" and matrices:
         lr, decay = config.learning_rate, config.weight_decay
-        muon = Muon(matrices, lr, decay, muon_dtype, gradients_stay)
+        muon = Muon(matrices, lr, decay, muon_dtype, uses_graph)
         return [muon, AdamW(groups, config.learning_rate, betas, fused=True)]
     groups = [{"params": matrices, "weight_decay": config.weight_decay}, *groups]
     groups = [group for group in groups if group["params"]]
@@ -127,11 +127,11 @@ class Muon(Optimizer):
         lr: float,
         weight_decay: float,
         dtype: torch.dtype,
-        gradients_stay: bool = False,
+        uses_graph: bool = False,
     ) -> None:
         """`dtype` is the dtype of the matrix products in `orthogonalize`."""
         super().__init__(named_parameters, {"lr": lr, "weight_decay": weight_decay})
-        self.dtype, self.gradients_stay = dtype, gradients_stay
+        self.dtype, self.uses_graph = dtype, uses_graph
         # For the CUDA graph of `compute_fast`:
         self.addresses: list[int] = []  # addresses of gradients and momenta in the latest step
         self.graph: torch.cuda.CUDAGraph | None = None
@@ -155,17 +155,17 @@ class Muon(Optimizer):
             torch._foreach_sub_(parameters, updates, alpha=0.2 * group["lr"])
 
     def compute_fast(self, grads: list[Tensor], momenta: list[Tensor]) -> list[Tensor]:
-        """Return the updates of `compute`, by a CUDA graph if the gradients stay in place.
+        """Return the updates of `compute`, by a CUDA graph if `uses_graph`.
 
         A CUDA graph is a list of operations that a GPU repeats without Python, always in the same
-        memory. The momenta move when they are created. If anything moves later, the graph goes.
+        memory. So it is recorded when all tensors are where they were in the step before. If one
+        moves later, a new graph is recorded.
         """
-        if not self.gradients_stay:
+        if not self.uses_graph:
             return self.compute(grads, momenta)
         addresses = [x.data_ptr() for x in (*grads, *momenta)]
         if addresses != self.addresses:
-            self.addresses, self.gradients_stay = addresses, self.graph is None
-            self.graph = None
+            self.addresses, self.graph = addresses, None
             return self.compute(grads, momenta)
         if self.graph is None:
             self.graph = torch.cuda.CUDAGraph()

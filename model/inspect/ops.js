@@ -164,7 +164,7 @@ const OPS = {
     });
   },
   sort: sort(false), sort_1: sort(true),
-  cumsum: scan((a, b) => a + b), cumprod: scan((a, b) => a * b), cummax: scan((a, b) => Math.max(a, b)),
+  cumsum: scan((a, b) => a + b), cumprod: scan((a, b) => a * b),
   sum: reduce(0, (sum, a) => sum + a), amax: reduce(-Infinity, Math.max),
   clone: copy, _to_copy: copy, copy: (out, self, x) => copy(out, x), fill: (out, self, value) => copy(out, value),
   where: (out, condition, x, y) => pointwise(out, (c, a, b) => c ? a : b, condition, x, y),

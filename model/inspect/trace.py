@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch._decomp import decomposition_table
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -25,24 +24,12 @@ from model.system.console import AbortError
 
 OPS = Path(__file__).with_name("ops.js")
 COMPARISONS = {"eq", "ne", "lt", "le", "gt", "ge", "logical_not"}
-NAMES = """mm bmm embedding cat flip roll gather scatter sort sort_1 cumsum cumprod cummax sum amax
+NAMES = """mm bmm embedding cat flip roll gather scatter sort sort_1 cumsum cumprod sum amax
 clone _to_copy copy fill where add sub mul div pow remainder maximum minimum bitwise_and bitwise_or
 bitwise_xor bitwise_not neg abs sign reciprocal sqrt rsqrt exp expm1 log log1p sin cos floor ceil
 round trunc relu sigmoid tanh erf"""
 KNOWN = COMPARISONS | set(NAMES.split())  # the operations in ops.js
 SETTINGS = {"dtype", "layout", "device", "pin_memory", "memory_format"}  # ops.js ignores them
-
-
-def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, *settings: Any) -> Tensor:
-    """Compute a convolution along time as a matrix product of its windows. x_BCT to out_BOT."""
-    stride, padding, dilation, is_transposed, _, groups = settings
-    if is_transposed or x.ndim != 3:
-        refuse("compute a convolution other than Conv1d", "convolution")
-    width = (weight.size(-1) - 1) * dilation[0] + 1
-    windows = F.pad(x, padding * 2).unfold(-1, width, stride[0])[..., :: dilation[0]]
-    windows, weight = windows.unflatten(1, (groups, -1)), weight.unflatten(0, (groups, -1))
-    out_BOT = torch.einsum("bgitk,goik->bgot", windows, weight).flatten(1, 2)
-    return out_BOT if bias is None else out_BOT + bias[:, None]
 
 
 def var(x: Tensor, dims: list[int], correction: float = 1, **_: Any) -> Tensor:
@@ -52,7 +39,6 @@ def var(x: Tensor, dims: list[int], correction: float = 1, **_: Any) -> Tensor:
 
 
 PARTS = {  # functions for operations that PyTorch does not break up into simpler ones
-    torch.ops.aten.convolution.default: convolution,
     torch.ops.aten.topk.default: lambda x, k, dim=-1, *largest: [
         y.narrow(dim, 0, k) for y in x.sort(dim, *(largest[:1] or [True]))
     ],

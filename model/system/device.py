@@ -85,11 +85,11 @@ class Machine:
         """
         forward = Forward(network, self)
         if config.compile == "on":
-            make_faster, what = forward.compile_network, "torch.compile"
+            make_faster, what = compile_network, "torch.compile"
             if self.processes.is_main:
                 print_line("compiling the network, which takes up to a minute or two", sys.stdout)
         elif self.uses_cuda_graph(config):
-            make_faster, what = forward.record_graph, "a CUDA graph"
+            make_faster, what = record_graph, "a CUDA graph"
         else:
             return forward
         parts = self.processes.world_size * config.gradient_accumulation_steps
@@ -97,15 +97,15 @@ class Machine:
         ids_BT = torch.zeros(size, dtype=torch.int64, device=next(network.parameters()).device)
         buffers = [(buffer, buffer.clone()) for buffer in network.buffers()]
         try:
-            make_faster(ids_BT)
+            return make_faster(forward, ids_BT)
         except Exception as error:  # it may have any type
             problem = str(error).strip().partition("\n")[0]
             print_line(f"warning: training without {what}: {problem}", sys.stderr)
+            return forward
         finally:  # undo the effects of calling the network
             network.zero_grad()
             for buffer, before in buffers:
                 buffer.copy_(before)
-        return forward
 
 
 class Forward(nn.Module):
@@ -123,38 +123,39 @@ class Forward(nn.Module):
         with self.machine.autocast(cache_enabled=False):  # a graph would freeze cached weights
             return self.network(ids_BT)
 
-    def compile_network(self, ids_BT: Tensor) -> None:
-        """Compile the network for batches of the shape of ids_BT."""
-        is_cpu = self.machine.device.type == "cpu"
-        # The compiler needs this call. It ignores the debug mode that `training_machine` sets.
-        torch.use_deterministic_algorithms(True, warn_only=self.machine.device.type != "cuda")
-        # PyTorch's own random numbers are faster than the compiler's, and a run without the
-        # compiler draws the same numbers. A result of more than ten operations, for example the
-        # angles of a rotation, is stored, so that it is not computed again where it is used.
-        options = {"fallback_random": True, "realize_opcount_threshold": 10} if is_cpu else {}
-        compiled = torch.compile(self.network, dynamic=False, options=options)
-        # PyTorch compiles the network in its first forward and its first backward pass.
-        with self.machine.autocast(cache_enabled=False):
-            logits_BTV = compiled(ids_BT)
-        if logits_BTV.requires_grad:  # false for an average
-            logits_BTV.float().logsumexp(-1).sum().backward()
-        self.network = compiled
 
-    def record_graph(self, ids_BT: Tensor) -> None:
-        """Make a CUDA graph: a list of operations that a GPU repeats without Python.
+def compile_network(forward: Forward, ids_BT: Tensor) -> Forward:
+    """Return `forward` with a compiled network, for batches of the shape of ids_BT."""
+    is_cpu = ids_BT.device.type == "cpu"
+    # The compiler needs this call. It ignores the debug mode that `training_machine` sets.
+    torch.use_deterministic_algorithms(True, warn_only=ids_BT.device.type != "cuda")
+    # PyTorch's own random numbers are faster than the compiler's, and a run without the compiler
+    # draws the same numbers. A result of more than ten operations, for example the angles of a
+    # rotation, is stored, so that it is not computed again where it is used.
+    options = {"fallback_random": True, "realize_opcount_threshold": 10} if is_cpu else {}
+    compiled = torch.compile(forward.network, dynamic=False, options=options)
+    forward = Forward(compiled, forward.machine)
+    logits_BTV = forward(ids_BT)  # PyTorch compiles the network in its first passes
+    if logits_BTV.requires_grad:  # false for an average
+        logits_BTV.float().logsumexp(-1).sum().backward()
+    return forward
 
-        The next pass overwrites the memory of the logits and of the gradients.
-        """
-        # PyTorch 2.10 and later would warn that gradients come from the graph's own stream (queue).
-        if hasattr(torch.autograd.graph, "set_warn_on_accumulate_grad_stream_mismatch"):
-            torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
-        generator = torch.cuda.default_generators[torch.cuda.current_device()]
-        before = generator.clone_state()
-        try:  # PyTorch replaces the method `forward` of this object
-            torch.cuda.make_graphed_callables(self, (ids_BT,), allow_unused_input=True)
-        except Exception:  # for example, because the network reads a value
-            generator.graphsafe_set_state(before)  # else it waits for the end of the graph
-            raise
+
+def record_graph(forward: Forward, ids_BT: Tensor) -> Forward:
+    """Return `forward` as a CUDA graph: a list of operations that a GPU repeats without Python.
+
+    The next pass overwrites the memory of the logits and of the gradients.
+    """
+    # PyTorch 2.11 and later would warn that gradients come from the graph's own stream (queue).
+    if hasattr(torch.autograd.graph, "set_warn_on_accumulate_grad_stream_mismatch"):
+        torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
+    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    before = generator.clone_state()
+    try:
+        return torch.cuda.make_graphed_callables(forward, (ids_BT,), allow_unused_input=True)
+    except Exception:  # for example, because the network reads a value
+        generator.graphsafe_set_state(before)  # else it waits for the end of the graph
+        raise
 
 
 def choose_device(name: str, processes: Processes) -> torch.device:
