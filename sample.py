@@ -100,8 +100,6 @@ def converse(model: TrainedModel, config: SampleConfig) -> None:
         except UserError as error:
             print(f"error: {error}", file=sys.stderr, flush=True)
             continue
-        except UnicodeDecodeError as error:
-            raise UserError(f"standard input is not {error.encoding} text.") from None
         except EOFError:
             return
         # Each turn has a new seed, so that the same prompt gets another continuation.

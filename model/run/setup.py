@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from configs.errors import UserError, quote
+from configs.errors import UserError
 from configs.flags import ConfigParser, make_config
 from configs.recipe import Budget, block_parameters, recipe, step_flops
 from configs.settings import INHERITED, RESUMABLE, TrainConfig, marked
@@ -69,19 +69,18 @@ def load_start(given: Values, run_dir: Path) -> tuple[Checkpoint, Values]:
     """
     if "resume" in given:
         saved = load(run_dir / "last.pt")
-        if unknown := saved.config.keys() - vars(TrainConfig()).keys():
-            hint = f"Start a new run from its weights: --init_from {quote(run_dir)}"
-            raise UserError(f"the run has the setting {min(unknown)}, which is unknown. {hint}")
+        theirs = vars(TrainConfig(**saved.config))
         path = run_dir / "best.pt"  # newer if the run was killed between the two saves
-        best = load(path) if path.exists() else Checkpoint()
-        saved.best_val_loss, saved.best_step = best.best_val_loss, best.best_step
+        if path.exists():
+            best = load(path)
+            saved.best_val_loss, saved.best_step = best.best_val_loss, best.best_step
         # --max_iters replaces the time limit of the saved run.
         limit = {"minutes": 0.0} if "max_iters" in given else {}
-        return saved, saved.config | limit | given
+        return saved, theirs | limit | given
     if "init_from" not in given:
         return Checkpoint(), given
     saved = load(resolve(given["init_from"], "best"))
-    theirs = vars(make_config(TrainConfig, saved.config))
+    theirs = vars(TrainConfig(**saved.config))
     kept = marked(TrainConfig, INHERITED)
     for name in kept:
         if given.get(name, theirs[name]) != theirs[name]:

@@ -1,1 +1,1 @@
-"""The machine: devices, processes, signals, files and errors. This folder imports only settings."""
+"""The machine: devices, processes, signals, files, the terminal."""
