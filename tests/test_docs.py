@@ -63,6 +63,14 @@ def test_examples_print_the_numbers_beside_them():
     assert len(printed) == 6
 
 
+def test_the_step_in_learn_has_the_lines_of_train():
+    text = Path(ROOT, "docs/learn.md").read_text("utf-8")
+    (step,) = re.findall(r"```text\n(lr = .*?)```", text, re.S)
+    code = iter(line.strip() for line in Path(ROOT, "train.py").read_text("utf-8").splitlines())
+    for line in step.splitlines():
+        assert line.partition("  #")[0].strip() in code  # after the line before
+
+
 def test_examples_from_python_agree_with_the_commands(trained_run, capsys):
     text = Path(ROOT, "docs/maintain.md").read_text("utf-8")
     (of_text,) = re.findall(r"```python\n(.*?)```", text, re.S)
