@@ -36,7 +36,8 @@ NUMBER = Limit("a finite float32 number", lambda x: isinstance(x, Real) and abs(
 ONE_OR_MORE = Limit("1 or more", lambda x: x >= 1)
 ZERO_OR_MORE = Limit("0 or more", lambda x: x >= 0)
 BELOW_ONE = Limit("from 0 to below 1", lambda x: 0 <= x < 1)
-SHARE = Limit("above 0 and at most 1", lambda x: 0 < x <= 1)
+UP_TO_ONE = Limit("above 0 and at most 1", lambda x: 0 < x <= 1)
+SHARE = Limit("above 0 and below 1", lambda x: 0 < x < 1)
 
 
 class Config:
