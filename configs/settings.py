@@ -28,6 +28,7 @@ class Limit(NamedTuple):
 
 
 def between(low: float, high: float) -> Limit:
+    """Return a Limit to the numbers from low to high."""
     return Limit(f"from {low:,} to {high:,}", lambda x: low <= x <= high)
 
 
@@ -44,6 +45,7 @@ class Config:
     """Settings. A wrong value raises UserError, whether a flag, a preset or Python gives it."""
 
     def __post_init__(self) -> None:
+        """Check each value."""
         for field in fields(self):
             kind, _, *marks = get_args(field.type)
             value, choices = getattr(self, field.name), get_args(kind)
