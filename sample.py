@@ -56,6 +56,11 @@ def main(argv: list[str]) -> None:
     if page and (page.suffix != ".html" or not page.parent.is_dir()):
         raise UserError(f"attention is '{page}'. Name an .html file in a folder that exists.")
     model = load(name, config.which, device=config.device, dtype=config.dtype)
+    if "\\" not in model.vocab:  # else the user may mean a backslash
+        prompt, stop = (
+            text.replace("\\n", "\n").replace("\\t", "\t") for text in (config.prompt, config.stop)
+        )
+        config = replace(config, prompt=prompt, stop=stop)
     model.tokenizer.encode(config.stop, "stop")
     prompt = config.prompt
     if config.prompt_file is not None:
@@ -81,10 +86,16 @@ def write(model: TrainedModel, prompt: str, config: SampleConfig) -> str:
     """Print the first text while it is written, then the others. Return the first text."""
     first = prompt or first_character(model.vocab)
     print(prompt, end="", flush=True)
-    separator = "" if config.stop == "\n" else SEPARATOR  # then each text is a line
+    is_line, written = config.stop == "\n", first  # with this stop, each text is a line
     for i, piece in model.generate(prompt, config, config.stop):
         first += piece if i == 0 else ""
-        print(piece if i == 0 else separator + prompt + piece, end="", flush=True)
+        if i > 0:
+            end = "" if written.endswith("\n") else "\n"
+            print(end if is_line else SEPARATOR, end=prompt)
+        written = piece
+        print(piece, end="", flush=True)
+    if is_line and not written.endswith("\n"):
+        print(flush=True)
     return first
 
 

@@ -87,14 +87,14 @@ def train(given: setup.Values, run_dir: Path, processes: Processes) -> int:
             if clock.signal:  # Ctrl-C, SIGTERM or SIGHUP
                 save()
                 break
+            if clock.is_save_due:  # every ten minutes, and before a long evaluation
+                save()
             if clock.is_evaluation_due:  # at step 0, every eval_interval steps and at the end
                 machine.synchronize()  # a GPU may still be computing steps, which count as training
                 with clock.evaluation():
                     is_best = validate()
                 save(is_best)
                 continue  # this step is now evaluated; look for the end and for signals again
-            if clock.is_save_due:  # every ten minutes
-                save()
 
             lr = learning_rate(state.step, clock.progress, config)
             for optimizer in optimizers:

@@ -56,7 +56,8 @@ class ConfigParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise UserError, where argparse would print the usage and end the program."""
-        raise UserError(message)
+        hint = ". Write --prompt=-Hello, with =, if it begins with a dash"
+        raise UserError(message + hint * ("expected one argument" in message))
 
     def refuse_key(self, name: str) -> NoReturn:
         """Raise UserError because of an unknown key. The message names the key that is meant."""

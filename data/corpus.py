@@ -36,6 +36,7 @@ class Corpus:
     ids_N: np.ndarray  # the dtype is the smallest one that can hold every id
     sha256: str  # the hash of the text; it does not depend on the encoding
     train_chars: int  # how many ids at the start of ids_N are training text
+    new_chars: int  # how many characters of the vocabulary a given vocabulary lacks
     warnings: list[str]  # sentences that say why the validation loss may mislead
 
     @property
@@ -57,6 +58,8 @@ class Corpus:
         return (
             f"{self.name}: {self.train_chars:,} training characters, {self.val_chars:,} "
             f"validation characters, vocabulary of {len(self.tokenizer.vocab)}"
+            + f", {self.new_chars} of them new to the model"
+            * (self.new_chars > 0)
         )
 
     def batch(self, config: TrainConfig, step: int, rows: slice) -> tuple[Tensor, Tensor]:
@@ -134,10 +137,10 @@ def open_corpus(config: DataConfig, vocab: str = "") -> Corpus:
     the text, sorted.
     """
     paths = [str(tiny_shakespeare())] if config.data is None else config.data
-    files = find_text_files(paths)
+    files, left_out = find_text_files(paths)
     name = "standard input" if paths[0] == "-" else paths[0]
-    if len(files) > 1:
-        name += f" ({len(files):,} files)"
+    if len(files) + left_out > 1:
+        name += f" ({len(files):,} files" + f", {left_out:,} others left out" * (left_out > 0) + ")"
     text = "\n".join(read_text(file, config.encoding) for file in files)
     if text.count(text[:1]) >= len(text):
         raise UserError(f"{name} is empty or repeats one character. There is nothing to learn.")
@@ -154,6 +157,7 @@ def open_corpus(config: DataConfig, vocab: str = "") -> Corpus:
         ids_N=ids_N,
         sha256=hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest(),
         train_chars=train_chars,
+        new_chars=len(tokenizer.vocab) - len(vocab) if vocab else 0,
         warnings=check_split(*(tokenizer.decode(part_N[:CHECKED_CHARS]) for part_N in parts)),
     )
 

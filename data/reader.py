@@ -4,7 +4,9 @@ To read another format, such as JSON Lines, change TEXT_FILES, and let `read_tex
 this ending into text.
 """
 
+import glob
 import hashlib
+import itertools
 import os
 import subprocess
 import sys
@@ -25,28 +27,31 @@ SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 PATH = Path(__file__).with_name(".tinyshakespeare.txt")
 
 
-def find_text_files(paths: Sequence[str]) -> list[Path]:
-    """Return the files to read, in order.
+def find_text_files(paths: Sequence[str]) -> tuple[list[Path], int]:
+    """Return the files to read, in order, and how many other files are left out.
 
     A folder stands for all TEXT_FILES in it and in its subfolders, sorted. Names that begin with a
-    dot are left out.
+    dot do not count. Windows does not expand wildcards such as *.md, so this function does.
     """
-    files = []
-    for path in map(Path, paths):
+    expanded = [[x] if os.path.exists(x) else sorted(glob.glob(x)) or [x] for x in paths]
+    files, left_out = [], 0
+    for path in map(Path, itertools.chain(*expanded)):
         if not os.path.exists(path) and str(path) != "-":
             raise UserError(f"{path} cannot be found. If the text has moved, use --data NEW.")
         if not os.path.isdir(path):
             files.append(path)
             continue
-        found = []
+        shown = []
         for folder, subfolders, names in os.walk(path, onerror=refuse_folder):
             subfolders[:] = [name for name in subfolders if name[0] != "."]
-            shown = [Path(folder, name) for name in names if name[0] != "."]
-            found += [file for file in shown if file.suffix.lower() == TEXT_FILES]
+            shown += [Path(folder, name) for name in names if name[0] != "."]
+        found = sorted(file for file in shown if file.suffix.lower() == TEXT_FILES)
         if not found:
-            raise UserError(f"{path} has no {TEXT_FILES} files. Name text files with --data A B.")
-        files += sorted(found)
-    return files
+            hint = f"Name files with another ending: --data {path / '*.md'}"
+            raise UserError(f"{path} has no {TEXT_FILES} files. {hint}")
+        files += found
+        left_out += len(shown) - len(found)
+    return files, left_out
 
 
 def refuse_folder(error: OSError) -> NoReturn:

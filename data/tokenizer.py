@@ -10,6 +10,7 @@ import numpy as np
 
 from configs.errors import UserError
 
+ALIKE = ("'’‘", '"“”„«»', "-–—")  # quotation marks and dashes that people take for each other
 PART = 1 << 18  # the number of characters to convert at once
 
 
@@ -65,7 +66,8 @@ def describe_unknown(text: str, vocab: str) -> str:
     """Return words that list the characters of a text which the vocabulary lacks."""
     unknown = sorted(set(text) - set(vocab))
     more = f" and {len(unknown) - 50:,} more" if len(unknown) > 50 else ""
-    hint = r" (In a shell, a line end is written $'\n'.)" if "\\" in unknown else ""
+    alike = [x for group in ALIKE if set(group) & set(unknown) for x in group if x in vocab]
+    hint = f". The vocabulary has {' '.join(alike)} instead" if alike else ""
     characters = " ".join(map(repr, unknown[:50]))
     return f"characters that are not in the vocabulary ({len(unknown)}): {characters}{more}{hint}"
 

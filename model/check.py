@@ -19,10 +19,11 @@ from model.system.console import print_line
 def find_mistake(network: nn.Module) -> str:
     """Return why the loss of a network means nothing, or "" if no mistake is found.
 
-    A copy of the network reads a text several times, on the CPU. Its weights get noise, because a
-    layer that begins with zeros would hide a mistake.
+    A copy of the network reads a text several times. Two equal calls may draw random numbers.
     """
-    model = copy.deepcopy(network).cpu().float().eval()
+    if isinstance(getattr(network, "blocks", None), list):
+        return "has blocks in a list, so they are not trained. Use nn.ModuleList"
+    model = noisy_copy(network)
     # A large network reads a shorter text, so that the check takes about a second or less.
     length = min(model.config.block_size, max(32, min(256, 2**29 // count_parameters(model))))
     start = length // 2 | 1  # odd, so that no window of even width begins here
@@ -30,13 +31,9 @@ def find_mistake(network: nn.Module) -> str:
     other_BT = torch.cat((ids_BT[:, :start], (ids_BT[:, start:] + 1) % model.vocab_size), dim=1)
 
     def read(text_BT: Tensor) -> Tensor:
-        torch.manual_seed(0)  # a network may draw random numbers here, too
         return model(torch.cat((text_BT, ids_BT, text_BT)))
 
-    with torch.random.fork_rng([]):  # the next random numbers of the run stay the same
-        torch.manual_seed(0)
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
+    with torch.random.fork_rng([]):
         first, again, other = read(ids_BT), read(ids_BT), read(other_BT)
         with recording():
             recorded = read(ids_BT)
@@ -51,6 +48,19 @@ def find_mistake(network: nn.Module) -> str:
     return ""
 
 
+def noisy_copy(network: nn.Module) -> nn.Module:
+    """Return a copy on the CPU, in eval mode, with noise in its weights.
+
+    Without noise, a layer that begins with zeros would hide a mistake.
+    """
+    model = copy.deepcopy(network).cpu().float().eval()
+    with torch.random.fork_rng([]):  # the next random numbers of the run stay the same
+        torch.manual_seed(0)
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
 def differ(a_BTV: Tensor, b_BTV: Tensor, share: float = 1e-4) -> bool:
     """Return whether logits differ by more than a share of the largest logit."""
     return bool((a_BTV - b_BTV).abs().max() > share * a_BTV.abs().max())
@@ -60,21 +70,21 @@ def differ(a_BTV: Tensor, b_BTV: Tensor, share: float = 1e-4) -> bool:
 def uses_cache(model: nn.Module) -> bool:
     """Return whether `model` takes a KV cache and computes the same logits with it as without it.
 
-    The check reads a text a little longer than block_size in both ways. If the logits differ, it
-    prints a warning. It is made once for a model and its copies.
+    A copy reads a text a little longer than block_size in both ways. If the logits differ, a
+    warning says so. The check is made once for a model and its copies.
     """
     if hasattr(model, "has_right_cache"):
         return model.has_right_cache
     model.has_right_cache = False
     if "cache" not in inspect.signature(model.forward).parameters:
         return False
-    cache, device = Cache(), next(model.parameters()).device
+    cache, noisy = Cache(), noisy_copy(model)
     length = min(model.config.block_size + 8, 2056)  # a longer text would need much memory
-    ids_BT = torch.arange(length, device=device)[None] % model.vocab_size
-    with torch.autocast(device.type, enabled=False):
+    ids_BT = torch.arange(length)[None] % model.vocab_size
+    with torch.autocast("cpu", enabled=False):
         parts = ids_BT.split([1, 3, length - 5, 1], dim=1)
-        cached_BTV = torch.cat([model(part_BT, cache) for part_BT in parts], dim=1)
-        model.has_right_cache = not differ(model(ids_BT), cached_BTV)
+        cached_BTV = torch.cat([noisy(part_BT, cache) for part_BT in parts], dim=1)
+        model.has_right_cache = not differ(noisy(ids_BT), cached_BTV)
     if not model.has_right_cache:
         print_line("warning: the KV cache changes the logits, so it is not used.", sys.stderr)
     return model.has_right_cache

@@ -16,6 +16,8 @@ from model.attention import Cache
 from model.check import uses_cache
 from model.system.console import AbortError
 
+SIDE_BY_SIDE = 128  # how many texts are written at once; more would take much memory
+
 
 @dataclass(frozen=True)
 class GenerationConfig(Config):
@@ -78,11 +80,25 @@ def generate(
 
     `model` must be in eval mode. Each text continues `prompt`, and ends after max_new_tokens
     characters or after `stop`. The random numbers of text i depend only on (seed, i). Therefore the
-    other texts change text i by rounding at most.
+    other texts change text i by rounding at most. SIDE_BY_SIDE texts are written together.
     """
-    B, start, block_size = config.num_samples, len(prompt), model.config.block_size
+    numbers = range(config.num_samples)
+    for i in range(0, config.num_samples, SIDE_BY_SIDE):
+        yield from write_together(model, vocab, prompt, config, stop, numbers[i : i + SIDE_BY_SIDE])
+
+
+def write_together(
+    model: nn.Module,
+    vocab: str,
+    prompt: list[int],
+    config: GenerationConfig,
+    stop: str,
+    numbers: range,
+) -> Iterator[tuple[int, str]]:
+    """Do the work of `generate` for the texts with these numbers."""
+    B, start, block_size = len(numbers), len(prompt), model.config.block_size
     device = next(model.parameters()).device
-    rngs = [np.random.default_rng([config.seed, i]) for i in range(B)]
+    rngs = [np.random.default_rng([config.seed, i]) for i in numbers]
     text_BT = np.empty((B, start + config.max_new_tokens), np.int64)
     text_BT[:, :start] = prompt
     texts, unfinished = [""] * B, set(range(B))
@@ -99,10 +115,10 @@ def generate(
         text_BT[:, end] = ids_B
         for i in sorted(unfinished):
             texts[i] += vocab[ids_B[i]]
-            if i == 0:
+            if numbers[i] == 0:
                 yield 0, texts[0][-1]
             if stop and texts[i].endswith(stop):
                 unfinished.remove(i)
         if not unfinished:
             break
-    yield from enumerate(texts[1:], start=1)
+    yield from ((i, text) for i, text in zip(numbers, texts, strict=True) if i > 0)

@@ -50,6 +50,8 @@ def make_optimizers(
     """
     matrices, others = [], []
     for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
         is_matrix = parameter.ndim >= 2
         if config.optimizer == "muon":
             # A matrix of a single row or column is a vector.

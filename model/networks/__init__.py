@@ -13,6 +13,8 @@ creates the network. It keeps `config`, which is a GPTConfig, as an attribute. A
 - settings, the names of the OPTIONAL settings (configs/settings.py) that the network has. A network
   without optional settings needs no such attribute.
 
+A network that cannot take a setting raises UserError (configs/errors.py).
+
 `make_network` creates a network and adds the attribute vocab_size. A network must keep all that it
 remembers from one training step to the next in its state dict. Otherwise, a resumed run differs
 from an uninterrupted run. tests/model/test_networks.py tests every network, also your own.

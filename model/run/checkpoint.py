@@ -147,4 +147,5 @@ def load_weights(model: nn.Module, weights: dict[str, Tensor], known: int) -> No
                 weights[name] = torch.cat((old, fresh[known:].to(old.device)))
         model.load_state_dict(weights)
     except RuntimeError as error:  # for example after an edit of the network
-        raise UserError(f"the checkpoint does not fit the code in model/: {error}") from None
+        message = "the weights do not fit this network and these settings"
+        raise UserError(f"{message}: {error}") from None

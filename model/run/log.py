@@ -107,7 +107,7 @@ class Log:
             left = (seconds - state.start_seconds) * (1 / clock.progress - 1)
             line += f", {tqdm.format_interval(left)} left"
         if is_best:
-            line += "  best so far"
+            line += "  saved as best.pt"
         print_line(line, sys.stdout)
         self.writers["val"].add_scalar("loss", state.val_loss, state.step)
         self.add_sample()

@@ -8,6 +8,7 @@ from configs.settings import TrainConfig
 from model.system.processes import Processes
 
 SAVE_SECONDS = 600  # the longest time between two saves of last.pt
+LONG_SECONDS = 5  # before an evaluation that takes longer, the run saves
 
 
 @dataclass
@@ -67,8 +68,10 @@ class Clock:
         # The progress never falls, even if an evaluation is faster than the evaluation before.
         self.progress = max(self.progress, self.progress_at(state.seconds))
         self.signal = 0 if self.is_over else signal
-        # Every ten minutes, save. Then a crash costs no more than ten minutes.
-        self.is_save_due = state.seconds // SAVE_SECONDS > before // SAVE_SECONDS
+        # Save every ten minutes, so that a crash costs no more. Also save before a long evaluation:
+        # a signal waits until its end, but some systems kill the process after half a minute.
+        is_long = self.is_evaluation_due and state.eval_seconds > LONG_SECONDS
+        self.is_save_due = is_long or state.seconds // SAVE_SECONDS > before // SAVE_SECONDS
 
     def progress_at(self, seconds: float) -> float:
         """Return the share of the steps or of the time, whichever is larger, up to 1."""

@@ -7,6 +7,7 @@ import math
 import os
 import shlex
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -32,8 +33,9 @@ def report_errors(main: Callable[[list[str]], int | None]) -> Callable[..., int]
     def wrapper(argv: list[str] | None = None) -> int:
         # Else, Python would end with a search for garbage in PyTorch's objects, which takes 0.7 s.
         atexit.register(gc.freeze)
-        if hasattr(sys.stdout, "reconfigure"):
-            sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace", newline="")
+        for stream in (sys.stdout, sys.stderr):
+            if hasattr(stream, "reconfigure"):
+                stream.reconfigure(encoding="utf-8", errors="backslashreplace", newline="")
         try:
             return main(sys.argv[1:] if argv is None else argv) or 0
         except SystemExit as done:  # from argparse after --help
@@ -50,7 +52,7 @@ def report_errors(main: Callable[[list[str]], int | None]) -> Callable[..., int]
             words = ("out of memory", "DefaultCPUAllocator")  # of PyTorch, on a GPU and a CPU
             if not isinstance(error, MemoryError) and not any(x in str(error) for x in words):
                 raise
-            advice = "Use more --gradient_accumulation_steps, a smaller network or a shorter text."
+            advice = "Use a smaller network; in training, more --gradient_accumulation_steps."
             print_line(f"error: out of memory. {advice}", sys.stderr)
             return 1
 
@@ -68,8 +70,8 @@ def require_finite(name: str, value: float, step: int) -> None:
 
 def quote(path: Path) -> str:
     """Return a path as an argument for a command in a shell. It is relative if it lies here."""
-    here = Path.cwd()
-    return shlex.quote((path.relative_to(here) if path.is_relative_to(here) else path).as_posix())
+    path = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    return subprocess.list2cmdline([path]) if os.name == "nt" else shlex.quote(str(path))
 
 
 def print_line(text: str, stream: TextIO) -> None:

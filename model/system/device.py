@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import os
 import random
+import shutil
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,8 +18,9 @@ from configs.settings import DeviceConfig, TrainConfig
 from model.system.console import print_line
 from model.system.processes import Processes
 
-# The limit of CPUs in a container. In this file, "250000 100000" means 2.5 CPUs.
-CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+# The limit of CPUs in a container. "250000 100000", in one file or in two, means 2.5 CPUs.
+CGROUP = Path("/sys/fs/cgroup")
+QUOTA_FILES = ("cpu.max", "cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")
 CPU_EVAL_CHARS = 4096  # characters in an evaluation batch, which fits into the processor's cache
 GPU_EVAL_CHARS, GPU_EVAL_LOGITS = 65_536, 2**25  # in an evaluation batch; the logits take 128 MB
 CPU_PARAMETERS = 10_000_000  # up to this size, a CPU writes a few texts as fast as a GPU
@@ -123,6 +125,8 @@ class Forward(nn.Module):
 def compile_network(forward: Forward, ids_BT: Tensor) -> Forward:
     """Return `forward` with a compiled network, for batches of the shape of ids_BT."""
     is_cpu = ids_BT.device.type == "cpu"
+    if not any(map(shutil.which, ("g++", "clang++", "cl"))):  # else PyTorch would look for 40 s
+        raise FileNotFoundError("there is no C++ compiler")
     # The compiler needs this call. It ignores the debug mode that `training_machine` sets.
     torch.use_deterministic_algorithms(True, warn_only=ids_BT.device.type != "cuda")
     # PyTorch's own random numbers are faster than the compiler's, and a run without the compiler
@@ -156,27 +160,31 @@ def record_graph(forward: Forward, ids_BT: Tensor) -> Forward:
 
 def choose_device(name: str, processes: Processes) -> torch.device:
     """Return the device of this name. "auto" means the GPU if there is one, else the CPU."""
-    if name == "auto":
+    if is_auto := name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if processes.world_size > 1 and name != "cpu":
         name = f"cuda:{processes.local_rank}"
     limit_threads()
     try:
         device = torch.device(name)
-        if device.type == "cuda" and device.index is not None:
+        if device.type == "cuda" and device.index is not None and torch.cuda.is_available():
             torch.cuda.set_device(device)  # otherwise PyTorch would use GPU 0, too
         (torch.zeros(1, device=device) + 1).cpu()  # PyTorch may have no kernels for an old GPU
     except (RuntimeError, AssertionError, ImportError) as error:
         problem = str(error).strip().partition("\n")[0].partition(". ")[0]  # the first sentence
+        if is_auto:
+            print_line(f"warning: the GPU cannot be used: {problem}.", sys.stderr)
+            return torch.device("cpu")
         raise UserError(f"device is {name!r}: {problem}. Use auto, cpu, cuda or mps.") from None
     return device
 
 
 def limit_threads() -> None:
     """Use at most one thread per CPU of a container. More threads are up to 90 times slower."""
-    with contextlib.suppress(OSError, ValueError):  # there is no file, or it says "max 100000"
-        quota, period = map(int, CPU_QUOTA.read_text().split())
-        if "OMP_NUM_THREADS" not in os.environ:
+    texts = [file.read_text() for name in QUOTA_FILES if (file := CGROUP / name).is_file()]
+    with contextlib.suppress(ValueError):  # there are no files, or the limit is "max 100000"
+        quota, period = map(int, " ".join(texts).split())
+        if quota > 0 and "OMP_NUM_THREADS" not in os.environ:  # -1 means no limit
             torch.set_num_threads(min(torch.get_num_threads(), max(1, quota // period)))
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import time
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -21,15 +22,28 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
     If writing fails, for example on a full disk, `path` stays as it was.
     """
     temporary = path.with_name(path.name + ".tmp")  # replaces a killed process's file
-    with open(temporary, "wb") as file:
-        yield file
-        file.flush()
-        try:
-            os.fsync(file.fileno())
-        except OSError as error:
-            if error.errno not in NO_FSYNC:
-                raise
-    temporary.replace(path)
+    try:
+        with open(temporary, "wb") as file:
+            yield file
+            file.flush()
+            try:
+                os.fsync(file.fileno())
+            except OSError as error:
+                if error.errno not in NO_FSYNC:
+                    raise
+        replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)  # an incomplete file would keep a full disk full
+
+
+def replace(source: Path, target: Path) -> None:
+    """Move a file into place. On Windows, wait ten seconds while another program reads `target`."""
+    for seconds in [0.1] * 100 * (os.name == "nt"):
+        with contextlib.suppress(PermissionError):
+            source.replace(target)
+            return
+        time.sleep(seconds)
+    source.replace(target)
 
 
 @contextlib.contextmanager
