@@ -57,10 +57,9 @@ def main(argv: list[str]) -> None:
         raise UserError(f"attention is '{page}'. Name an .html file in a folder that exists.")
     model = load(name, config.which, device=config.device, dtype=config.dtype)
     if "\\" not in model.vocab:  # else the user may mean a backslash
-        prompt, stop = (
-            text.replace("\\n", "\n").replace("\\t", "\t") for text in (config.prompt, config.stop)
-        )
-        config = replace(config, prompt=prompt, stop=stop)
+        for key in ("prompt", "stop"):
+            text = getattr(config, key).replace("\\n", "\n").replace("\\t", "\t")
+            config = replace(config, **{key: text})
     model.tokenizer.encode(config.stop, "stop")
     prompt = config.prompt
     if config.prompt_file is not None:

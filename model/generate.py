@@ -80,45 +80,36 @@ def generate(
 
     `model` must be in eval mode. Each text continues `prompt`, and ends after max_new_tokens
     characters or after `stop`. The random numbers of text i depend only on (seed, i). Therefore the
-    other texts change text i by rounding at most. SIDE_BY_SIDE texts are written together.
+    other texts change text i by rounding at most. Only SIDE_BY_SIDE texts are written at once.
     """
-    numbers = range(config.num_samples)
-    for i in range(0, config.num_samples, SIDE_BY_SIDE):
-        yield from write_together(model, vocab, prompt, config, stop, numbers[i : i + SIDE_BY_SIDE])
-
-
-def write_together(
-    model: nn.Module,
-    vocab: str,
-    prompt: list[int],
-    config: GenerationConfig,
-    stop: str,
-    numbers: range,
-) -> Iterator[tuple[int, str]]:
-    """Do the work of `generate` for the texts with these numbers."""
-    B, start, block_size = len(numbers), len(prompt), model.config.block_size
-    device = next(model.parameters()).device
-    rngs = [np.random.default_rng([config.seed, i]) for i in numbers]
-    text_BT = np.empty((B, start + config.max_new_tokens), np.int64)
-    text_BT[:, :start] = prompt
-    texts, unfinished = [""] * B, set(range(B))
-    cache = Cache() if uses_cache(model) else None
-    for end in range(start, text_BT.shape[1]):
-        # Without a cache, the network reads the latest characters again, as in training.
-        first = max(0, end - block_size) if cache is None else cache.length
-        new_BT = torch.from_numpy(text_BT[:, first:end]).to(device)
-        for part_BT in new_BT.split(block_size, dim=1):  # because a long prompt takes much memory
-            logits_BTV = model(part_BT) if cache is None else model(part_BT, cache)
-        logits_BV = logits_BTV[:, -1].float().cpu().numpy()
-        probs_BV = next_char_probs(logits_BV, text_BT[:, :end], config)
-        ids_B = sample_ids(probs_BV, np.array([rng.random() for rng in rngs]))
-        text_BT[:, end] = ids_B
-        for i in sorted(unfinished):
-            texts[i] += vocab[ids_B[i]]
-            if numbers[i] == 0:
-                yield 0, texts[0][-1]
-            if stop and texts[i].endswith(stop):
-                unfinished.remove(i)
-        if not unfinished:
-            break
-    yield from ((i, text) for i, text in zip(numbers, texts, strict=True) if i > 0)
+    start, block_size, device = (
+        len(prompt),
+        model.config.block_size,
+        next(model.parameters()).device,
+    )
+    for number in range(0, config.num_samples, SIDE_BY_SIDE):  # of the first text in this part
+        B = min(SIDE_BY_SIDE, config.num_samples - number)
+        rngs = [np.random.default_rng([config.seed, number + i]) for i in range(B)]
+        text_BT = np.empty((B, start + config.max_new_tokens), np.int64)
+        text_BT[:, :start] = prompt
+        texts, unfinished = [""] * B, set(range(B))
+        cache = Cache() if uses_cache(model) else None
+        for end in range(start, text_BT.shape[1]):
+            # Without a cache, the network reads the latest characters again, as in training.
+            first = max(0, end - block_size) if cache is None else cache.length
+            new_BT = torch.from_numpy(text_BT[:, first:end]).to(device)
+            for part_BT in new_BT.split(block_size, dim=1):  # a long prompt takes much memory
+                logits_BTV = model(part_BT) if cache is None else model(part_BT, cache)
+            logits_BV = logits_BTV[:, -1].float().cpu().numpy()
+            probs_BV = next_char_probs(logits_BV, text_BT[:, :end], config)
+            ids_B = sample_ids(probs_BV, np.array([rng.random() for rng in rngs]))
+            text_BT[:, end] = ids_B
+            for i in sorted(unfinished):
+                texts[i] += vocab[ids_B[i]]
+                if number + i == 0:
+                    yield 0, texts[0][-1]
+                if stop and texts[i].endswith(stop):
+                    unfinished.remove(i)
+            if not unfinished:
+                break
+        yield from ((number + i, text) for i, text in enumerate(texts) if number + i > 0)
