@@ -13,7 +13,7 @@ import pytest
 
 import sample
 import train
-from tests.conftest import LINES, ROOT, TINY, working_in
+from tests.helpers import LINES, ROOT, TINY, working_in
 
 FILES = {
     "good.txt": LINES.encode(),
@@ -193,6 +193,7 @@ def test_a_wrong_flag_is_refused_before_the_text_is_read(folder, monkeypatch, ca
     assert sorted(folder.rglob("*")) == before
 
 
+@pytest.mark.slow
 def test_an_older_python_is_refused_in_one_line():
     code = "import runpy, sys; sys.version_info = (3, 10, 9); sys.version = '3.10.9 (main)'; "
     code += "runpy.run_path(sys.argv[1], run_name='__main__')"

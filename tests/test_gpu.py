@@ -15,8 +15,7 @@ import pytest
 import torch
 
 from model.run import checkpoint
-from tests.conftest import LINES, ROOT, VISIBLE_GPUS, summary
-from tests.helpers import assert_same_run, equal
+from tests.helpers import LINES, ROOT, VISIBLE_GPUS, assert_same_run, equal, summary
 
 # The first argument is a list of runs. Each item has the number of steps after which the run is
 # stopped (null: the run is not stopped) and the arguments of train.py.

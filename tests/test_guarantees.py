@@ -30,20 +30,18 @@ from model.run import checkpoint
 from model.run.log import Log
 from model.system import device
 from model.system.processes import catch_signals
-from tests.conftest import (
-    TINY,
-    curve,
-    file_size_limit,
-    summary,
-    torchrun_variables,
-)
 from tests.helpers import (
     STEPS,
+    TINY,
     Clock,
     after_each_save,
     assert_same_run,
     assert_similar,
     at_steps,
+    curve,
+    file_size_limit,
+    summary,
+    torchrun_variables,
 )
 
 DISK_ERROR = r"(?m)^error: \[Errno \d+\] .+\n$"

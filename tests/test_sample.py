@@ -19,8 +19,7 @@ import sample
 import train
 from model.run import checkpoint
 from model.trained import TrainedModel
-from tests.conftest import LINES, ROOT, TINY
-from tests.helpers import page_data
+from tests.helpers import LINES, ROOT, TINY, page_data
 
 
 @pytest.fixture
@@ -225,6 +224,7 @@ def test_output_is_utf_8_whatever_terminal_and_corpus_are(tiny, text_file, monke
     assert set(sampled) == set(text)
 
 
+@pytest.mark.slow
 def test_ctrl_c_or_closed_pipe_ends_sampling_without_page(run_dir):
     argv = [sys.executable, str(ROOT / "sample.py"), "--max_new_tokens=10000000"]
     argv += ["--num_samples=30", "--attention=page.html"]
@@ -250,13 +250,3 @@ def test_the_newest_run_is_taken_also_without_best_pt(trained_run, capsys):
     for which in ("best", "last"):
         assert sample.main([f"--which={which}", "--max_new_tokens=3"]) == 0
         assert "runs/b/last.pt" in capsys.readouterr().err
-
-
-def test_a_network_may_keep_its_own_settings_only(tiny, edit_network):
-    """Its config may lack the encoding of the corpus, in which sample.py reads a file."""
-    own = "GPTConfig(**{name: getattr(config, name) for name in GPTConfig.__dataclass_fields__})"
-    line = "self.config = config\n        self.embedding"
-    edit_network("quill", {line: line.replace("= config", f"= {own}")})
-    assert tiny("--network=mine --max_iters=1 --out_dir=run") == 0
-    Path("scored.txt").write_text("KATE")
-    assert sample.main(["run", "--score=scored.txt"]) == 0

@@ -35,15 +35,19 @@ from model.run.checkpoint import Checkpoint
 from model.run.setup import ask_recipe
 from model.system.device import Machine, choose_dtype, seed_all
 from model.trained import TrainedModel
-from tests.conftest import AUTO_DTYPE, LINES, TINY, curve, summary
 from tests.helpers import (
+    AUTO_DTYPE,
+    LINES,
     STEPS,
+    TINY,
     Clock,
     after_each_save,
     assert_same_run,
     assert_similar,
     at_steps,
+    curve,
     equal,
+    summary,
     use_scaler,
 )
 

@@ -10,7 +10,7 @@ import torch
 
 from configs.errors import UserError
 from model.system.processes import Processes, catch_signals
-from tests.conftest import torchrun_variables
+from tests.helpers import torchrun_variables
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
