@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from configs.errors import UserError
 from configs.settings import OptimConfig
 
-AVERAGE_FROM = 50  # from this step on, a network also learns from the average of its weights
+TEACHER_FROM = 50  # from this step on, a network also learns from the average of its weights
 
 
 class Optimizer(torch.optim.Optimizer):

@@ -72,13 +72,9 @@ def trace_model(model: nn.Module) -> tuple[dict[str, Any], list[Tensor]]:
 def trace_text(model: nn.Module, length: int) -> tuple[dict[str, Any], list[Tensor]]:
     """Return the plan and the constants of `model` for a text of `length` characters."""
     ids_BT = torch.arange(length)[None] % model.vocab_size
-    is_fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # it fuses an nn.Transformer into one operation
-    try:
-        with record_attention(model) as recorded, Trace(ids_BT) as trace:
-            lens = logit_lens(model, ids_BT)
-    finally:
-        torch.backends.mha.set_fastpath_enabled(is_fast)
+    with record_attention(model) as recorded, Trace(ids_BT) as trace:
+        lens = logit_lens(model, ids_BT)
     # Each part of the lens needed one more pass. Keep only the attention calls of the first pass.
     recorded = recorded[: len(recorded) // (1 + len(lens) if len(lens) > 1 else 1)]
     plan, constants = trace.plan([lens, [list(call) for _, call in recorded]])

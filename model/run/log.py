@@ -4,6 +4,7 @@ import copy
 import json
 import math
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from textwrap import indent
 
@@ -28,31 +29,30 @@ SAMPLE_CHARS = 80  # the length of the sample after an evaluation
 OPTIM = ("learning_rate", "weight_decay", "ema_decay", "train_temperature")
 
 
+@dataclass
 class Log:
     """Reports a run. Each process has a Log, but only the main process prints and writes files."""
 
-    def __init__(
-        self,
-        config: TrainConfig,
-        corpus: Corpus,
-        machine: Machine,
-        run_dir: Path,
-        model: nn.Module,
-        state: RunState,
-    ) -> None:
-        """Print the header and open TensorBoard's files. `model` is the evaluated network."""
-        self.config, self.corpus, self.machine, self.run_dir = config, corpus, machine, run_dir
-        self.model, self.state, self.first_step = model, state, state.step
-        self.is_main = machine.processes.is_main
+    config: TrainConfig
+    corpus: Corpus
+    machine: Machine
+    run_dir: Path
+    model: nn.Module  # the network that is evaluated
+    state: RunState
+
+    def __post_init__(self) -> None:
+        """Print the header and open TensorBoard's files."""
+        state, self.first_step = self.state, self.state.step
+        self.is_main = self.machine.processes.is_main
         self.writers: dict[str, SummaryWriter] = {}  # one for each curve of the loss
         if self.is_main:
-            (run_dir / "summary.json").unlink(missing_ok=True)  # the result of an earlier command
+            (self.run_dir / "summary.json").unlink(missing_ok=True)  # of an earlier command
             print_line("\n".join(self.header()), sys.stdout)
             # A killed run may have logged more steps than it has saved. The resumed run logs these
             # steps again. Therefore TensorBoard drops the old points, from purge_step on.
             next_val = state.step + (state.step == state.val_step)
             for name, next_step in {"train": state.step + 1, "val": next_val}.items():
-                self.writers[name] = SummaryWriter(str(run_dir / name), purge_step=next_step)
+                self.writers[name] = SummaryWriter(str(self.run_dir / name), purge_step=next_step)
         is_hidden = None if self.is_main else True  # None hides the bar if there is no terminal
         self.bar = tqdm(initial=state.step, unit="step", dynamic_ncols=True, disable=is_hidden)
 
