@@ -99,7 +99,7 @@ CASES = [
     ("sample.py --stop é", "stop", "'é'"),
     ("sample.py --score empty.txt", "the text is ''. A loss needs two characters"),
     (r"sample.py --stop '\n'", "stop", r"'\\'", r"$'\n'"),
-    ("sample.py --prompt KATE --score good.txt", "one of prompt, interactive, score"),
+    ("sample.py --prompt KATE --score good.txt", "one of prompt, prompt_file, interactive"),
     ("sample.py --score good.txt --interactive", "interactive, score"),
     ("sample.py --attention a.html --interactive", "one of interactive, attention"),
     ("sample.py --attention runs/it/best.pt", "runs/it/best.pt", "Name an .html file"),

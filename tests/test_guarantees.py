@@ -38,8 +38,9 @@ from tests.helpers import (
     assert_same_run,
     assert_similar,
     at_steps,
+    change_network,
     curve,
-    file_size_limit,
+    overflow_at,
     summary,
     torchrun_variables,
 )
@@ -164,16 +165,14 @@ def test_a_signal_in_the_last_evaluation_changes_nothing(tiny, monkeypatch):
 
 
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])
-def test_layers_of_equal_shapes_in_another_order_are_refused(
-    optimizer, tiny, change_network, capsys
-):
+def test_layers_of_equal_shapes_in_another_order_are_refused(optimizer, tiny, monkeypatch, capsys):
     """PyTorch would give each layer the optimizer state of another layer."""
     assert tiny(f"--max_iters=4 --optimizer={optimizer} --out_dir=run") == 0
 
     def swap(network: torch.nn.Module) -> None:
         network.blocks._modules = dict(reversed(network.blocks._modules.items()))
 
-    change_network(swap)
+    change_network(monkeypatch, swap)
     assert train.main(["--resume=run", "--max_iters=6"]) == 2
     assert "in another order" in capsys.readouterr().err
 
@@ -297,28 +296,20 @@ def test_processes_that_start_apart_have_the_same_learning_rates(train_in_two, l
     assert seconds == pytest.approx(60, abs=1.5)
 
 
-def terminate_process_1(rank: int) -> None:
-    if rank == 1:
-        at_steps(pytest.MonkeyPatch(), [7], lambda _: os.kill(os.getpid(), signal.SIGTERM))
+def terminate_the_main_process(rank: int) -> None:
+    if rank == 0:
+        at_steps(pytest.MonkeyPatch(), [7], stop_by(signal.SIGTERM))
 
 
-def test_all_processes_stop_when_one_receives_a_signal(train_in_two):
-    """The main process saves the run."""
-    processes = train_in_two("--max_iters=20 --eval_interval=5 --out_dir=run", terminate_process_1)
-    assert end(*processes) == [128 + signal.SIGTERM] * 2
+def test_all_processes_stop_when_the_main_process_receives_a_signal(train_in_two):
+    flags = "--max_iters=20 --eval_interval=5 --out_dir=run"
+    assert end(*train_in_two(flags, terminate_the_main_process)) == [128 + signal.SIGTERM] * 2
     assert "stopped at step 8 " in Path("out0").read_text()
     assert checkpoint.load("run/last.pt").step == 8
 
 
 def freeze_blocks(rank: int) -> None:
-    make_network = train.make_network
-
-    def make_and_freeze(*args):
-        network = make_network(*args)
-        network.blocks.requires_grad_(False)
-        return network
-
-    train.make_network = make_and_freeze
+    change_network(pytest.MonkeyPatch(), lambda network: network.blocks.requires_grad_(False))
 
 
 def test_frozen_blocks_do_not_change_in_two_processes(train_in_two):
@@ -387,11 +378,11 @@ def test_weights_that_are_not_finite_are_never_saved(tiny, monkeypatch, capsys):
     ],
 )
 def test_divergence_is_found_at_the_next_log_or_evaluation(
-    tiny, monkeypatch, capsys, overflow_at, flags, message
+    tiny, monkeypatch, capsys, flags, message
 ):
     steps = []
     if "step 9" in message:
-        overflow_at([7])
+        overflow_at(monkeypatch, [7])
     else:
         at_steps(monkeypatch, [7], lambda model: model.head.weight.data.fill_(torch.nan))
     at_steps(monkeypatch, range(20), steps.append)
@@ -408,11 +399,16 @@ def test_divergence_is_found_at_the_next_log_or_evaluation(
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("room", [0, 10_000], ids=["no room", "no room for a checkpoint"])
 def test_full_disk_ends_run_but_keeps_saved_files(tiny, capsys, room):
+    resource = pytest.importorskip("resource")
     assert tiny("--max_iters=4 --out_dir=run") == 0
     before = {path.name: path.read_bytes() for path in Path("run").glob("*.pt")}
     resume = ["--resume", "run", "--max_iters", "40"]
-    with file_size_limit(room):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))  # a larger file is an error
+    try:
         assert train.main(resume) == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert re.search(DISK_ERROR, capsys.readouterr().err)
     for name in ("best.pt", "last.pt"):
         assert Path("run", name).read_bytes() == before[name]

@@ -193,12 +193,6 @@ def test_interactive_continues_lines_and_ctrl_c_ends_a_text(run_sample, monkeypa
     assert "error: the prompt has" in capsys.readouterr().err
 
 
-def test_interactive_input_that_is_not_utf_8_ends_in_one_line(run_dir, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff\n"), "utf-8"))
-    assert sample.main(["--interactive"]) == 2
-    assert capsys.readouterr().err.endswith("\nerror: standard input is not utf-8 text.\n")
-
-
 def test_paths_may_begin_with_the_home_folder(run_sample, monkeypatch):
     monkeypatch.setenv("HOME", str(Path.cwd() / "home"))
     Path("home").mkdir()
