@@ -45,7 +45,7 @@ def train(given: setup.Values, run_dir: Path, processes: Processes) -> int:
     ema = make_average(model, config.ema_decay)  # average of the weights and teacher; may be None
     evaluated = model if ema is None else ema  # the network to evaluate and to sample
     optimizers = make_optimizers(model, config, machine.dtype, machine.uses_cuda_graph(config))
-    scaler = machine.make_scaler()  # for float16; with another dtype it does nothing
+    scaler = torch.amp.GradScaler(machine.device.type, enabled=machine.dtype == torch.float16)
     parts = (evaluated, model, optimizers, scaler)  # what a checkpoint stores beside numbers
     state = checkpoint.restore(saved, parts)  # the numbers: step, losses, times
 

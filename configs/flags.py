@@ -20,10 +20,8 @@ from configs.settings import PATH, Limit
 # Hints for names that people type, because the most similar name in Quill would mislead.
 HINTS = {
     "lr": "Use --learning_rate.",
-    "steps": "Use --max_iters.",
     "epochs": "Use --max_iters.",
     "start": "Use --prompt of sample.py.",
-    "prompt": "Use python sample.py --prompt TEXT.",
     "eval_iters": "An evaluation reads all of the validation text, up to a million characters.",
 }
 

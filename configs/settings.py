@@ -28,6 +28,7 @@ class Limit(NamedTuple):
 
 
 def between(low: float, high: float) -> Limit:
+    """Return a Limit to the numbers from low to high."""
     return Limit(f"from {low:,} to {high:,}", lambda x: low <= x <= high)
 
 
@@ -36,13 +37,15 @@ NUMBER = Limit("a finite float32 number", lambda x: isinstance(x, Real) and abs(
 ONE_OR_MORE = Limit("1 or more", lambda x: x >= 1)
 ZERO_OR_MORE = Limit("0 or more", lambda x: x >= 0)
 BELOW_ONE = Limit("from 0 to below 1", lambda x: 0 <= x < 1)
-SHARE = Limit("above 0 and at most 1", lambda x: 0 < x <= 1)
+UP_TO_ONE = Limit("above 0 and at most 1", lambda x: 0 < x <= 1)
+SHARE = Limit("above 0 and below 1", lambda x: 0 < x < 1)
 
 
 class Config:
     """Settings. A wrong value raises UserError, whether a flag, a preset or Python gives it."""
 
     def __post_init__(self) -> None:
+        """Check each value."""
         for field in fields(self):
             kind, _, *marks = get_args(field.type)
             value, choices = getattr(self, field.name), get_args(kind)

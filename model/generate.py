@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from configs.settings import SHARE, ZERO_OR_MORE, Config, between
+from configs.settings import UP_TO_ONE, ZERO_OR_MORE, Config, between
 from model.attention import Cache
 from model.check import uses_cache
 from model.system.console import AbortError
@@ -25,7 +25,7 @@ class GenerationConfig(Config):
     num_samples: Annotated[int, "texts to write", between(1, 10**6)] = 1
     temperature: Annotated[float, "below 1: safer; 0: always the likeliest", ZERO_OR_MORE] = 0.8
     top_k: Annotated[int, "sample from the k likeliest characters; 0: from all", ZERO_OR_MORE] = 0
-    top_p: Annotated[float, "sample from the fewest with this total probability", SHARE] = 1.0
+    top_p: Annotated[float, "sample from the fewest with this total probability", UP_TO_ONE] = 1.0
     seed: Annotated[int, "the same seed gives the same text", ZERO_OR_MORE] = 1337
 
 

@@ -13,8 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.amp import GradScaler
-from torch.optim import Optimizer
 
 from configs.errors import UserError
 from configs.flags import to_dict, to_toml
@@ -25,9 +23,6 @@ from model.system.console import require_finite
 from model.system.files import atomic_write
 
 MAGIC = b"QUILLPT8"  # changes when a new version of Quill cannot use older files
-
-# The network to evaluate, the network to train, the optimizers, the scaler
-Parts = tuple[nn.Module, nn.Module, list[Optimizer], GradScaler]
 
 
 @dataclass
@@ -54,10 +49,13 @@ def save_run(
     state: RunState,
     config: TrainConfig,
     corpus: Corpus,
-    parts: Parts,
+    parts: tuple,
     is_best: bool,
 ) -> None:
-    """Write config.toml and last.pt. If the model is the best so far, write best.pt first."""
+    """Write config.toml and last.pt. If the model is the best so far, write best.pt first.
+
+    `parts` are the network to evaluate, the network to train, the optimizers and the scaler.
+    """
     evaluated, model, optimizers, scaler = parts
     weights = [*evaluated.parameters(), *model.parameters()]
     total = sum(weight.sum().item() for weight in weights)  # nan if one weight is nan
@@ -78,8 +76,8 @@ def save_run(
     save(saved, *(run_dir / name for name in names))
 
 
-def restore(saved: Checkpoint, parts: Parts) -> RunState:
-    """Load what `saved` holds: a whole run, only weights (--init_from), or nothing.
+def restore(saved: Checkpoint, parts: tuple) -> RunState:
+    """Load what `saved` holds into `parts`: a whole run, only weights (--init_from), or nothing.
 
     Return the state of the run: the step to go on from, losses, times.
     """

@@ -110,30 +110,27 @@ def full_config(
 ) -> TrainConfig:
     """Return all settings of a run: the recipe's choice, replaced by the `given` settings.
 
-    `draft` has the given settings only. Raises UserError if the text is too short.
+    `draft` has the given settings only. The recipe reads the length of the text, the device, the
+    time limit and the weights in `saved`. Raises UserError if the text is too short.
     """
-    config = draft
+    config, processes = draft, machine.processes
     if BY_RECIPE - given.keys():  # else there is nothing to choose
-        config = make_config(TrainConfig, ask_recipe(draft, saved, corpus, machine) | given)
+        blocks = [x.numel() for name, x in saved.model.items() if name.startswith("blocks.")]
+        budget = Budget(
+            train_chars=int(len(corpus.ids_N) * (1 - draft.val_fraction)),  # for any val_split
+            minutes=draft.minutes,
+            device=machine.device.type,
+            parameters=sum(blocks),
+            block_size=saved.config.get("block_size", 0),
+        )
+        if draft.minutes:
+            speed = measure_speed(machine, len(corpus.tokenizer.vocab))
+            seconds = max(60 * draft.minutes - processes.seconds(), 1e-9)
+            budget = replace(budget, flops=speed * seconds)
+        config = make_config(TrainConfig, recipe(processes.from_main(budget)) | given)
     corpus.require_length(config.block_size)
     facts = {"n_head": count_heads(config), "dtype": machine.dtype_name}
     return replace(config, **facts, out_dir=None)  # the directory may be moved
-
-
-def ask_recipe(config: TrainConfig, saved: Checkpoint, corpus: Corpus, machine: Machine) -> Values:
-    """Return the recipe's settings for the text, the device, the time limit and the weights."""
-    budget = Budget(
-        train_chars=int(len(corpus.ids_N) * (1 - config.val_fraction)),  # for any val_split
-        minutes=config.minutes,
-        device=machine.device.type,
-        parameters=sum(x.numel() for name, x in saved.model.items() if name.startswith("blocks.")),
-        block_size=saved.config.get("block_size", 0),
-    )
-    if config.minutes:
-        speed = measure_speed(machine, len(corpus.tokenizer.vocab))
-        seconds = 60 * config.minutes - machine.processes.seconds()
-        budget = replace(budget, flops=speed * max(seconds, 1e-9))
-    return recipe(machine.processes.from_main(budget))
 
 
 def measure_speed(machine: Machine, vocab_size: int) -> float:

@@ -31,7 +31,7 @@ NEW_KEYS = {  # kind of key: (type, default, {value on the command line: its mea
     "int": (Annotated[int, HELP], 3, {"-5": -5}, ["x", "1.5", "nan", "1e3", "", f"{2**63}"]),
     "from 1 to 9": (Annotated[int, HELP, between(1, 9)], 3, {"1": 1, "9": 9}, ["0", "10"]),
     "float": (Annotated[float, HELP], 0.5, {"1": 1.0}, ["x", "nan", "inf", "-1e999", "", "1e39"]),
-    "share": (Annotated[float, HELP, SHARE], 0.5, {"1e-5": 1e-5, "1": 1.0}, ["0", "1.1", "nan"]),
+    "share": (Annotated[float, HELP, SHARE], 0.5, {"1e-5": 1e-5}, ["0", "1", "nan"]),
     "bool": (Annotated[bool, HELP], False, {None: True}, ["yes"]),
     "text": (Annotated[str, HELP], "a", {"-b c": "-b c"}, []),
     "optional text": (Annotated[str | None, HELP], None, {"None": "None"}, []),
