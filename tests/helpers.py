@@ -38,6 +38,9 @@ TINY += ["--device=cpu", "--compile=off"]
 TINY += ["--ema_decay=0", "--dropout=0", "--train_temperature=1", "--learning_rate=0.007"]
 TINY += ["--weight_decay=0.5", "--eval_interval=99"]
 STEPS = "--max_iters=16 --eval_interval=8 --log_interval=1"
+# conftest.py hides all GPUs. These were visible before, if the user has named some.
+GPUS = "CUDA_VISIBLE_DEVICES"
+VISIBLE_GPUS = {GPUS: os.environ[GPUS]} if os.environ.get(GPUS) else {}
 # In the tests, --dtype auto chooses this dtype: float32 or bfloat16.
 AUTO_DTYPE = os.environ.get("TEST_AUTO_DTYPE", "float32")
 NETWORKS = network_names()

@@ -24,7 +24,6 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 
 import sample
 import train
-from configs.flags import to_toml
 from configs.settings import TrainConfig
 from model.run import checkpoint
 from model.run.log import Log
@@ -40,6 +39,7 @@ from tests.helpers import (
     at_steps,
     change_network,
     curve,
+    equal,
     overflow_at,
     summary,
     torchrun_variables,
@@ -196,7 +196,7 @@ def run_process(variables: dict[str, str], flags: str, edit: Callable | None) ->
     device.CPU_EVAL_CHARS = 64  # gives each process several batches
     if edit is not None:
         edit(rank)
-    flags += " --data=text.txt --dtype=float32"
+    flags += " --dtype=float32" if "--data" in flags else " --dtype=float32 --data=text.txt"
     sizes = [] if "--resume" in flags else [*TINY, "--log_interval=1"]
     sys.exit(train.main([*sizes, *flags.split()]))
 
@@ -286,8 +286,7 @@ def start_late(late_rank: int, rank: int) -> None:
 @pytest.mark.parametrize("late_rank", [0, 1])
 def test_processes_that_start_apart_have_the_same_learning_rates(train_in_two, late_rank):
     """So their weights are equal, and they end together. The process that ran longer decides."""
-    Path("all.toml").write_text(to_toml(TrainConfig()))  # else the recipe measures the speed
-    flags = "--minutes=1 --max_iters=999 --eval_interval=20 --out_dir=run all.toml"
+    flags = "--minutes=1 --max_iters=999 --eval_interval=20 --out_dir=run"
     assert end(*train_in_two(flags, partial(start_late, late_rank))) == [0, 0]
     weights = [Path(f"weights{rank}").read_text().split() for rank in (0, 1)]
     assert weights[0] == weights[1]
@@ -333,6 +332,17 @@ def test_a_compiled_run_of_two_processes_equals_an_eager_run(train_in_two, tiny)
     assert end(*processes) == [0, 0]
     assert tiny(f"{flags} --dtype=float32 --log_interval=1 --out_dir=one") == 0
     assert_similar(Path("one"), Path("two"))
+
+
+def read_standard_input(rank: int) -> None:
+    sys.stdin = io.TextIOWrapper(io.FileIO("text.txt")) if rank == 0 else None
+
+
+def test_the_main_process_reads_standard_input_for_all(train_in_two):
+    assert end(*train_in_two("--max_iters=4 --out_dir=file")) == [0, 0]
+    flags = "--max_iters=4 --data=- --out_dir=input"
+    assert end(*train_in_two(flags, read_standard_input)) == [0, 0]
+    assert equal(*(checkpoint.load(f"{run}/last.pt").model for run in ("file", "input")))
 
 
 def fail_and_hang(fails_in: int, rank: int) -> None:

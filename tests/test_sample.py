@@ -112,6 +112,14 @@ def test_a_score_is_the_loss_of_an_evaluation(tiny, capsys):
     assert score == pytest.approx(saved.val_loss, abs=6e-5)
 
 
+def test_a_prompt_is_read_from_a_file_or_standard_input(run_sample, monkeypatch):
+    expected = run_sample("--prompt=KATE:\n", "--max_new_tokens=20")
+    Path("prompt.txt").write_bytes("\ufeffKATE:\r\n".encode("utf-16-le"))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"KATE:\n")))
+    for name in ("prompt.txt", "-"):
+        assert run_sample(f"--prompt_file={name}", "--max_new_tokens=20") == expected
+
+
 @pytest.mark.parametrize("form", ["NFC", "NFD"])
 def test_prompt_and_stop_may_have_the_other_unicode_form(form, tiny, text_file, capsys):
     text, other = unicodedata.normalize(form, "é "), {"NFC": "e\u0301", "NFD": "é"}[form]
@@ -232,15 +240,3 @@ def test_ctrl_c_or_closed_pipe_ends_sampling_without_page(run_dir):
         for process in (stopped, piped):  # the only line names the checkpoint
             assert process.stderr.read().count(b"\n") == 1
     assert not Path("page.html").exists()
-
-
-def test_the_newest_run_is_taken_also_without_best_pt(trained_run, capsys):
-    """Ctrl-C before the second evaluation leaves a run without best.pt."""
-    for i, name in enumerate(("a", "b")):
-        shutil.copytree(trained_run, f"runs/{name}")
-        for path in Path("runs", name).glob("*.pt"):
-            os.utime(path, (i, i))
-    Path("runs/b/best.pt").unlink()
-    for which in ("best", "last"):
-        assert sample.main([f"--which={which}", "--max_new_tokens=3"]) == 0
-        assert "runs/b/last.pt" in capsys.readouterr().err

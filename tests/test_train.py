@@ -24,7 +24,7 @@ import train
 from configs.flags import make_config, to_toml
 from configs.recipe import Budget, block_parameters, recipe, step_flops
 from configs.settings import DataConfig, GPTConfig, OptimConfig, TrainConfig
-from data.corpus import open_corpus
+from data.corpus import Corpus, open_corpus
 from model.loss import evaluate, training_loss
 from model.networks import make_network
 from model.networks.quill import GPT
@@ -32,7 +32,7 @@ from model.optim import make_optimizers
 from model.run import checkpoint
 from model.run import log as log_module
 from model.run.checkpoint import Checkpoint
-from model.run.setup import ask_recipe
+from model.run.setup import full_config
 from model.system.device import Machine, choose_dtype, seed_all
 from model.trained import TrainedModel
 from tests.helpers import (
@@ -274,12 +274,18 @@ def test_the_output_describes_the_run_and_shows_samples(out, err, tiny, monkeypa
     assert len(re.findall(r"\n     \S.*\n", output.out)) == (3 if out else 0)
 
 
+def chosen(
+    corpus: Corpus, saved: Checkpoint | None = None, device: str = "cpu", **given: float
+) -> dict:
+    """Return the settings that a run gets from the recipe."""
+    draft, machine = TrainConfig(**given), Machine(torch.device(device), torch.float32)
+    config = vars(full_config(draft, given, saved or Checkpoint(), corpus, machine))
+    return {name: config[name] for name in recipe(Budget())}
+
+
 def test_the_shortest_text_trains_on_a_gpu(text_file):
     text_file.write_text(LINES[:2600])
-    corpus, gpu = open_corpus(DataConfig((str(text_file),))), Machine(torch.device("cuda"), None)
-    chosen = ask_recipe(TrainConfig(), Checkpoint(), corpus, gpu)
-    corpus.require_length(chosen["block_size"])
-    assert chosen["max_iters"] > 50
+    assert chosen(open_corpus(DataConfig((str(text_file),))), device="cuda")["max_iters"] > 50
 
 
 def test_the_recipe_knows_the_size_of_weights_to_start_with(text_file):
@@ -287,9 +293,34 @@ def test_the_recipe_knows_the_size_of_weights_to_start_with(text_file):
     numbers = {"blocks.0.weight": 10**7, "blocks.1.weight": 10**7, "head.weight": 10**8}
     weights = {name: torch.empty(count, device="meta") for name, count in numbers.items()}
     saved = Checkpoint(config={"block_size": 16}, model=weights)
-    machine = Machine(torch.device("cpu"), torch.float32)
-    chosen = ask_recipe(TrainConfig(), saved, corpus, machine)
-    assert chosen == recipe(Budget(corpus.train_chars, parameters=2 * 10**7, block_size=16))
+    budget = Budget(corpus.train_chars, parameters=2 * 10**7, block_size=16)
+    assert chosen(corpus, saved) == recipe(budget)
+
+
+def test_the_recipe_gets_the_measured_speed_and_the_time_left(text_file, monkeypatch):
+    clock, cross_entropy = [0.0], F.cross_entropy
+
+    def take_half_a_second(*args):
+        clock[0] += 0.5
+        return cross_entropy(*args)
+
+    text_file.write_text(LINES * 100)
+    corpus = open_corpus(DataConfig((str(text_file),)))
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(F, "cross_entropy", take_half_a_second)
+    settings = chosen(corpus, minutes=10.0)
+    flops = step_flops(block_parameters(2, 128), 8 * 256) / 0.5 * (60 * 10 - clock[0])
+    assert settings == recipe(Budget(corpus.train_chars, flops, minutes=10.0))
+    assert settings != recipe(Budget(corpus.train_chars, 0.1 * flops, minutes=10.0))
+
+
+def test_the_recipe_is_the_same_for_every_split(text_file):
+    """A split makes the training text a little longer or shorter, but changes no other setting."""
+    for length in range(22_200, 22_320):  # in this range, max_iters changes once
+        text_file.write_text((6 * LINES)[:length])
+        configs = [DataConfig((str(text_file),), val_split=split) for split in ("end", "spread")]
+        end, spread = map(open_corpus, configs)
+        assert chosen(end) == chosen(spread)
 
 
 def test_weights_that_have_read_the_validation_text_are_refused(tiny, text_file, capsys):
@@ -487,9 +518,8 @@ def test_a_finished_run_completes_missing_files_and_goes_on(tiny, monkeypatch, c
 def test_a_resume_with_nothing_to_do_names_the_limit(
     first, resumed, limit, tiny, monkeypatch, capsys
 ):
-    Path("all.toml").write_text(to_toml(TrainConfig()))
     Clock(monkeypatch, step_seconds=3, eval_seconds=1)
-    assert tiny(f"{first} --out_dir=run", "all.toml") == 0
+    assert tiny(f"{first} --out_dir=run") == 0
     assert "is reached" not in capsys.readouterr().out
     step = summary(Path("run"))["step"]
     assert train.main(["--resume=run", *resumed.split()]) == 0
@@ -499,9 +529,8 @@ def test_a_resume_with_nothing_to_do_names_the_limit(
 
 def test_max_iters_replaces_the_limit_of_a_run_with_minutes(tiny, monkeypatch, capsys):
     """It also replaces the minutes of an earlier resume. If a command has both, both are limits."""
-    Path("all.toml").write_text(to_toml(TrainConfig()))
     Clock(monkeypatch, step_seconds=3, eval_seconds=1)
-    assert tiny("--minutes=0.5 --out_dir=run", "all.toml") == 0
+    assert tiny("--minutes=0.5 --max_iters=999 --out_dir=run") == 0
     for flags in ("--max_iters=30", "--minutes=0.2", "--max_iters=35", ""):
         assert train.main(["--resume=run", *flags.split()]) == 0
     assert summary(Path("run"))["step"] == 35
@@ -511,7 +540,6 @@ def test_max_iters_replaces_the_limit_of_a_run_with_minutes(tiny, monkeypatch, c
 
 def test_times_are_measured_and_decide_when_to_save(tiny, monkeypatch, capsys):
     clock, saved = Clock(monkeypatch, step_seconds=100, eval_seconds=7), []
-    monkeypatch.setattr("model.run.progress.SAVE_SECONDS", 600)
     after_each_save(monkeypatch, lambda path: saved.append(checkpoint.load(path)))
     assert tiny("--max_iters=20 --eval_interval=10 --out_dir=run") == 0
     # The run saves after each evaluation, and when its time passes a multiple of SAVE_SECONDS.
@@ -521,8 +549,8 @@ def test_times_are_measured_and_decide_when_to_save(tiny, monkeypatch, capsys):
     assert clock.now == state.seconds == 2000 + 3 * 7
     assert state.chars_per_second == 4 * 16 / 100  # evaluations do not count
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step ")]
-    assert lines[0].endswith("  7 s") and "  34 min  best so far" in lines[2]
-    assert "  17 min, 17 min left" in lines[1]
+    assert lines[0].endswith("  00:07") and "  33:41  best so far" in lines[2]
+    assert "  16:54, 16:47 left" in lines[1]
 
 
 def test_minutes_end_a_run_by_the_clock(tiny, monkeypatch):
@@ -534,12 +562,11 @@ def test_minutes_end_a_run_by_the_clock(tiny, monkeypatch):
         return network
 
     monkeypatch.setattr(torch, "compile", compile)
-    Path("all.toml").write_text(to_toml(TrainConfig()))  # else the recipe measures the speed
     with monkeypatch.context() as patch:
         at_steps(patch, [20, 45], lambda _: shutil.copytree("run", f"killed{clock.now:.0f}"))
         flags = "--minutes=2 --max_iters=400 --eval_interval=40 --warmup_iters=0 --log_interval=1"
         flags += " --learning_rate=0.01 --compile=on --out_dir=run"
-        assert tiny(flags, "all.toml") == 0
+        assert tiny(flags) == 0
     run = Path("run")
     state, evaluated = checkpoint.load(run / "last.pt"), dict(curve(run, "val"))
     assert state.seconds == pytest.approx(120, abs=1)
@@ -562,68 +589,31 @@ def test_minutes_end_a_run_by_the_clock(tiny, monkeypatch):
 @pytest.mark.parametrize("interval", [13, 26, 33, 38])
 def test_minutes_are_used_whenever_evaluations_are_due(tiny, monkeypatch, interval):
     """An evaluation may be due so late that no time is left for a step after it."""
-    Path("all.toml").write_text(to_toml(TrainConfig()))
     clock = Clock(monkeypatch, step_seconds=1, eval_seconds=10)
     flags = f"--minutes=1 --max_iters=400 --eval_interval={interval} --out_dir=run"
-    assert tiny(flags, "all.toml") == 0
+    assert tiny(flags) == 0
     assert clock.now == pytest.approx(60, abs=1)
 
 
 def test_without_minutes_nothing_depends_on_the_clock(tiny, monkeypatch):
     """With more minutes than the steps take, nothing depends on the clock, either."""
-    Path("all.toml").write_text(to_toml(TrainConfig()))
     runs = (("fast", 1, 2, 0), ("slow", 1000, 50, 0), ("limited", 1, 2, 9))
     for name, step_seconds, eval_seconds, minutes in runs:
         with monkeypatch.context() as patch:
             Clock(patch, step_seconds, eval_seconds)
             flags = f"{STEPS} --dropout=0.2 --minutes={minutes} --out_dir={name}"
-            assert tiny(flags, "all.toml") == 0
+            assert tiny(flags) == 0
     assert_same_run(Path("fast"), Path("slow"))
     fast, limited = (checkpoint.load(f"{run}/last.pt") for run in ("fast", "limited"))
     assert equal(fast.model, limited.model)
 
 
-def test_the_recipe_gets_the_measured_speed_and_the_time_left(text_file, monkeypatch):
-    clock, cross_entropy = [0.0], F.cross_entropy
-
-    text_file.write_text(LINES * 100)
-
-    def take_half_a_second(*args):
-        clock[0] += 0.5
-        return cross_entropy(*args)
-
-    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
-    monkeypatch.setattr(F, "cross_entropy", take_half_a_second)
-    corpus = open_corpus(DataConfig((str(text_file),)))
-    machine = Machine(torch.device("cpu"), torch.float32)
-    clock[0] = 100.0
-    config = make_config(TrainConfig, {"minutes": 10.0})
-    chosen = ask_recipe(config, Checkpoint(), corpus, machine)
-    flops = step_flops(block_parameters(2, 128), 8 * 256) / 0.5 * (60 * 10 - clock[0])
-    assert chosen == recipe(Budget(corpus.train_chars, flops, minutes=10.0))
-    assert chosen != recipe(Budget(corpus.train_chars, 0.1 * flops, minutes=10.0))
-
-
-def test_the_recipe_is_the_same_for_every_split(text_file):
-    """A split makes the training text a little longer or shorter, but changes no other setting."""
-    text_file.write_text(LINES * 30)
-    machine, chosen = Machine(torch.device("cpu"), torch.float32), []
-    for split in ("end", "spread"):
-        config = DataConfig((str(text_file),), val_split=split)
-        corpus = open_corpus(config)
-        chosen.append(
-            ask_recipe(make_config(TrainConfig, vars(config)), Checkpoint(), corpus, machine)
-        )
-    assert chosen[0] == chosen[1]
-
-
 @pytest.mark.parametrize("eval_seconds", [0.5, 29, 35, 59])
 def test_minutes_make_at_least_one_step(tiny, monkeypatch, eval_seconds):
     """If two evaluations do not fit, a run makes one step, late by less than an evaluation."""
-    Path("all.toml").write_text(to_toml(TrainConfig()))
     clock = Clock(monkeypatch, step_seconds=1, eval_seconds=eval_seconds)
     clock.now = 1e6  # this process may have made other runs before
-    assert tiny("--minutes=1 --max_iters=1000000 --out_dir=run", "all.toml") == 0
+    assert tiny("--minutes=1 --max_iters=1000000 --out_dir=run") == 0
     result = summary(Path("run"))
     assert (result["step"] == 1) == (eval_seconds > 30)
     assert 59 < result["seconds"] <= 60 + max(1, eval_seconds)
@@ -631,12 +621,11 @@ def test_minutes_make_at_least_one_step(tiny, monkeypatch, eval_seconds):
 
 def test_the_learning_rate_never_rises_because_an_evaluation_takes_longer(tiny, monkeypatch):
     """The evaluations after it are shorter and leave more time, so progress could fall."""
-    Path("all.toml").write_text(to_toml(TrainConfig()))
     clock = Clock(monkeypatch, step_seconds=1, eval_seconds=1)
     at_steps(monkeypatch, [4], lambda _: setattr(clock, "eval_seconds", 15))
     at_steps(monkeypatch, [5], lambda _: setattr(clock, "eval_seconds", 1))
     flags = "--minutes=1 --max_iters=1000 --eval_interval=5 --warmup_iters=0 --log_interval=1"
-    assert tiny(f"{flags} --out_dir=run", "all.toml") == 0
+    assert tiny(f"{flags} --out_dir=run") == 0
     rates = [lr for _, lr in curve(Path("run"), "train", "optimizer/learning_rate")]
     assert len(rates) > 20
     assert rates == sorted(rates, reverse=True)
