@@ -108,7 +108,7 @@ for has_graph in (True, False):
     torch.manual_seed(0)
     weights = [torch.randn(size, device="cuda") for size in ((8, 16), (16, 8), (8, 16))]
     named = [(str(i), w) for i, w in enumerate(weights)]
-    muon = Muon(named, 0.01, 0.1, torch.bfloat16, gradients_stay=has_graph)
+    muon = Muon(named, 0.01, 0.1, torch.bfloat16, uses_graph=has_graph)
     for step in range(12):
         if step % 6 == 0:  # the gradients move to other memory
             assert (muon.graph is not None) == (has_graph and step == 6)

@@ -77,6 +77,10 @@ def test_the_newest_run_or_the_named_checkpoint_is_sampled(run_dir, capsys):
     ):
         assert sample.main(["--max_new_tokens", "5", *argv]) == 0
         assert capsys.readouterr().err.startswith(expected)
+    (run_dir / "best.pt").unlink()  # as after Ctrl-C before the second evaluation
+    for which in ("best", "last"):
+        assert sample.main(["--max_new_tokens", "5", "--which", which]) == 0
+        assert capsys.readouterr().err.startswith("runs/it/last.pt, step 20,")
 
 
 def test_attention_page_shows_generated_or_scored_text(run_sample):

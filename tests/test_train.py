@@ -345,17 +345,22 @@ def test_weights_that_have_read_the_validation_text_are_refused(tiny, text_file,
 def test_the_average_is_that_of_the_weights_and_is_learned_from(tiny, text_file, monkeypatch):
     """The network learns from the average from step TEACHER_FROM on. Evaluations use only this."""
     monkeypatch.setattr(train, "TEACHER_FROM", 3)
-    weights = []
+    weights, modes = [], []
 
-    def keep_weights(model):
-        weights.append(copy.deepcopy(model.state_dict()))
+    def keep_mode(network, args):
+        modes.append(network.training)
 
-    at_steps(monkeypatch, range(99), keep_weights)
+    change_network(monkeypatch, lambda network: network.register_forward_pre_hook(keep_mode))
+    at_steps(
+        monkeypatch, range(99), lambda model: weights.append(copy.deepcopy(model.state_dict()))
+    )
     flags = f"{STEPS} --dropout=0.2 --train_temperature=0.7"
     assert tiny(f"{flags} --out_dir=without") == 0
     without = weights[:]
-    weights.clear()
+    weights.clear(), modes.clear()
     assert tiny(f"{flags} --ema_decay=0.8 --out_dir=run") == 0
+    assert modes.count(True) == 16  # with dropout: once in each step
+    assert modes.count(False) > 13  # without dropout: the average, in 13 steps and in evaluations
     same = [equal(a, b) for a, b in zip(weights, without, strict=True)]
     assert same == [True] * 3 + [False] * 13
     saved = checkpoint.load("run/last.pt")
@@ -378,19 +383,6 @@ def test_the_average_is_that_of_the_weights_and_is_learned_from(tiny, text_file,
     with machine.autocast():
         nats, chars = evaluate(model.eval(), batches)
     assert saved.val_loss == pytest.approx(nats / chars, abs=1e-6)
-
-
-def test_the_average_predicts_without_dropout(tiny, monkeypatch):
-    monkeypatch.setattr(train, "TEACHER_FROM", 3)
-    modes = []
-
-    def keep_mode(network, args):
-        modes.append(network.training)
-
-    change_network(monkeypatch, lambda network: network.register_forward_pre_hook(keep_mode))
-    assert tiny(f"{STEPS} --dropout=0.2 --ema_decay=0.8 --out_dir=run") == 0
-    assert modes.count(True) == 16  # once in each step
-    assert modes.count(False) > 13  # the average: in 13 steps and in evaluations
 
 
 def test_half_of_the_loss_is_that_of_the_averages_predictions():

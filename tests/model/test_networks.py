@@ -73,28 +73,6 @@ def test_logits_do_not_depend_on_future_characters(network):
         assert depends_T[t]
 
 
-@pytest.mark.usefixtures("in_float64")
-@pytest.mark.parametrize("network", NETWORKS)
-def test_gradients_do_not_reach_future_characters(network):
-    model, ids_BT, embedded = random_gpt(network=network), random_ids(1, 12), []
-
-    def keep(module: nn.Module, args: tuple, output: object) -> None:
-        if args and args[0] is ids_BT and torch.is_tensor(output):
-            embedded.append(output)
-
-    for module in model.children():
-        module.register_forward_hook(keep)
-    logits_TV = model(ids_BT)[0]
-    if not embedded:
-        pytest.skip("no layer reads the ids")
-    for t in range(12):
-        loss = logits_TV[t].square().sum()
-        for gradient_BTC in torch.autograd.grad(loss, embedded, retain_graph=True):
-            reached_T = gradient_BTC[0].flatten(1).any(dim=-1)
-            assert reached_T[t]
-            assert not reached_T[t + 1 :].any()
-
-
 @pytest.mark.parametrize("network", NETWORKS)
 def test_the_first_loss_is_near_that_of_a_uniform_guess(network):
     V = 65
@@ -168,13 +146,11 @@ def test_a_network_without_a_mask_looks_ahead(network, block_size, monkeypatch):
     assert "looks ahead" in find_mistake(model)
 
 
-@pytest.mark.parametrize("wrong", [False, True])
-def test_training_warns_of_a_network_that_looks_ahead(wrong, monkeypatch, tiny, capsys):
-    if wrong:
-        monkeypatch.setattr(quill.Attention, "forward", attend_without_mask)
+def test_training_warns_of_a_network_that_looks_ahead(monkeypatch, tiny, capsys):
+    monkeypatch.setattr(quill.Attention, "forward", attend_without_mask)
     assert tiny("--max_iters=1") == 0
     warning = "warning: the network quill looks ahead: its logits depend on later characters"
-    assert (warning in capsys.readouterr().out) == wrong
+    assert warning in capsys.readouterr().out
 
 
 def test_a_file_without_a_class_gpt_is_named(monkeypatch):
