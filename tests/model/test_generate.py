@@ -66,11 +66,9 @@ def test_no_character_is_drawn_without_a_probability(value):
 def test_it_reads_the_whole_text_or_the_last_block_size_characters(
     network, cached, length, block_size, monkeypatch
 ):
-    network = random_gpt(network=network, block_size=block_size)
-    network.has_right_cache = has_cache = (
-        has_cache and "cache" in signature(network.forward).parameters
-    )
-    texts = []
+    cached = cached and has_cache(network)
+    network, texts = random_gpt(network=network, block_size=block_size), []
+    network.has_right_cache = cached
 
     def check_logits(logits_BV, text_BT, config):
         ids_BT = torch.from_numpy(text_BT if cached else text_BT[:, -block_size:])
