@@ -13,14 +13,13 @@ from torch import Tensor, nn
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
-from configs.errors import quote
 from configs.settings import TrainConfig
 from data.corpus import Corpus
 from model.check import find_mistake
 from model.generate import GenerationConfig, first_character, generate
 from model.networks import count_parameters
 from model.run.progress import Clock, RunState
-from model.system.console import print_line
+from model.system.console import print_line, quote
 from model.system.device import Machine
 from model.system.files import atomic_write
 

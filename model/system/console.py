@@ -5,9 +5,11 @@ import functools
 import gc
 import math
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TextIO
 
 from tqdm import tqdm
@@ -62,6 +64,12 @@ def require_finite(name: str, value: float, step: int) -> None:
             f"the {name} is {value} at step {step}. Earlier checkpoints are intact. Start a new "
             "run with a lower --learning_rate, or, in half precision, resume with --dtype float32."
         )
+
+
+def quote(path: Path) -> str:
+    """Return a path as an argument for a command in a shell. It is relative if it lies here."""
+    here = Path.cwd()
+    return shlex.quote((path.relative_to(here) if path.is_relative_to(here) else path).as_posix())
 
 
 def print_line(text: str, stream: TextIO) -> None:

@@ -8,7 +8,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO
 
-from configs.errors import UserError, quote
+from configs.errors import UserError
+from model.system.console import quote
 
 NO_FSYNC = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)  # some network file systems refuse fsync
 
