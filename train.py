@@ -21,42 +21,42 @@ from model.system.device import seed_all, training_machine
 from model.system.processes import Processes, catch_signals
 
 
-@report_errors  # passes sys.argv[1:], returns the exit status
-def main(argv: list[str]) -> None:
-    """Start a run, or resume one, as the command line says."""
+@report_errors  # calls it with sys.argv[1:]
+def main(argv: list[str]) -> int:
+    """Start a run, or resume one, as the command line says. Return the exit status."""
     given = setup.parse_train_command(argv)  # the values of the preset and the flags
     with Processes(os.environ) as processes, setup.open_run_dir(given, processes) as run_dir:
-        if signal_number := train(given, run_dir, processes):
-            sys.exit(128 + signal_number)
+        signal_number = train(given, run_dir, processes)
+    return 128 + signal_number if signal_number else 0
 
 
 def train(given: setup.Values, run_dir: Path, processes: Processes) -> int:
     """Train from the start to the end. Return the signal that ended the run, or 0."""
-    # ----------------------------------------------------- Settings: flags, preset, the recipe
-    saved, given = setup.load_start(given, run_dir)  # checkpoint of --resume or --init_from, if any
-    draft = make_config(TrainConfig, given)  # enough to find the device and the text
+    # --------------------- Settings: flags replace a preset's, those a checkpoint's, the recipe's
+    saved, known = setup.load_start(given, run_dir)  # checkpoint of --resume or --init_from, if any
+    draft = make_config(TrainConfig, known)  # enough to find the device and the text
     machine = training_machine(draft, processes)
     corpus = setup.open_text(draft, saved, processes)
-    config = setup.full_config(draft, given, saved, corpus, machine)  # the recipe chooses the rest
+    config = setup.full_config(draft, known, saved, corpus, machine)  # the recipe chooses the rest
 
     # --------------------------------------------------------------------------- What is trained
     seed_all(config.seed)
     model = make_network(config, len(corpus.tokenizer.vocab)).to(machine.device)
-    ema = make_average(model, config.ema_decay)  # average of the weights and teacher; may be None
+    ema = make_average(model, config.ema_decay)  # running average of the weights, or None
     evaluated = model if ema is None else ema  # the network to evaluate and to sample
     optimizers = make_optimizers(model, config, machine.dtype, machine.uses_cuda_graph(config))
     scaler = torch.amp.GradScaler(machine.device.type, enabled=machine.dtype == torch.float16)
-    parts = (evaluated, model, optimizers, scaler)  # what a checkpoint stores beside numbers
+    parts = (evaluated, model, optimizers, scaler)  # what a checkpoint stores, except numbers
     state = checkpoint.restore(saved, parts)  # the numbers: step, losses, times
 
     # ------------------------------------------------------------------- What the loop also needs
+    n_micro_batches = config.gradient_accumulation_steps  # batch_size counts all of them together
+    rows = processes.batch_rows(config.batch_size, n_micro_batches)  # this process's part
     log = Log(config, corpus, machine, run_dir, evaluated, state)
     forward = machine.prepare(config, model)  # `model` in autocast, compiled or as a CUDA graph
     forward_ema = None if ema is None else machine.prepare(config, ema)
     val_batches = setup.validation_batches(config, corpus, machine)
-    n_micro_batches = config.gradient_accumulation_steps  # batch_size counts all of them together
-    rows = processes.batch_rows(config.batch_size, n_micro_batches)  # this process's part
-    recent_nats = []  # losses since the last point of the training curve; no checkpoint stores them
+    recent_nats = []  # losses since the last point of the training curve; a resumed run has none
     clock = Clock(config, state, processes)
 
     def validate() -> bool:
@@ -72,9 +72,9 @@ def train(given: setup.Values, run_dir: Path, processes: Processes) -> int:
         return is_best
 
     def save(is_best: bool = False) -> None:
-        """Write last.pt, and best.pt if the model is the best so far. Refuse weights of nan."""
+        """Write last.pt, and best.pt if the model is the best so far. Raise if a weight is nan."""
         if processes.is_main:
-            log.flush()  # before last.pt, because no resumed run logs these steps again
+            log.flush()  # before last.pt, because a resumed run logs only later steps
             checkpoint.save_run(run_dir, state, config, corpus, parts, is_best)
 
     # ----------------------------------------------------------------------------------- The loop
@@ -92,7 +92,7 @@ def train(given: setup.Values, run_dir: Path, processes: Processes) -> int:
                 with clock.evaluation():
                     is_best = validate()
                 save(is_best)
-                continue  # this step counts as evaluated; look for the end and for signals again
+                continue  # this step is now evaluated; look for the end and for signals again
             if clock.is_save_due:  # every ten minutes
                 save()
 
@@ -114,8 +114,8 @@ def train(given: setup.Values, run_dir: Path, processes: Processes) -> int:
                 recent_nats.append(nats)  # per character, without temperature and teacher
             processes.average_gradients(model)
 
-            # Clip the gradients, update the weights. If float16 gradients overflow, no optimizer
-            # makes a step. (GradScaler would decide for each one, and they would drift apart.)
+            # Clip the gradients, update the weights. In float16, gradients may overflow. Then all
+            # optimizers skip the step. (GradScaler would decide for each optimizer separately.)
             for optimizer in optimizers:
                 scaler.unscale_(optimizer)
             grad_norm = clip_grad_norm_(model.parameters(), config.grad_clip or torch.inf)

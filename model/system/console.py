@@ -21,7 +21,7 @@ class AbortError(RuntimeError):
     """A command cannot go on, for example after a nan. It prints a line and ends with status 1."""
 
 
-def report_errors(main: Callable[[list[str]], None]) -> Callable[..., int]:
+def report_errors(main: Callable[[list[str]], int | None]) -> Callable[..., int]:
     """Decorate a command's main(argv), so that an expected error is one line on standard error.
 
     Every other exception is a bug and keeps its traceback. The decorated main returns the exit
@@ -35,13 +35,14 @@ def report_errors(main: Callable[[list[str]], None]) -> Callable[..., int]:
         if hasattr(sys.stdout, "reconfigure"):
             sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace", newline="")
         try:
-            main(sys.argv[1:] if argv is None else argv)
-        except SystemExit as done:  # from argparse after --help, from train.py after a signal
+            return main(sys.argv[1:] if argv is None else argv) or 0
+        except SystemExit as done:  # from argparse after --help
             return int(done.code or 0)
         except KeyboardInterrupt:
             return 128 + signal.SIGINT
         except BrokenPipeError:  # the reader, such as head, has ended
             discard_output(sys.stdout)
+            return 0
         except (UserError, AbortError, OSError) as error:
             print_line("error: " + " ".join(str(error).split()), sys.stderr)
             return 2 if isinstance(error, UserError) else 1
@@ -52,7 +53,6 @@ def report_errors(main: Callable[[list[str]], None]) -> Callable[..., int]:
             advice = "Use more --gradient_accumulation_steps, a smaller network or a shorter text."
             print_line(f"error: out of memory. {advice}", sys.stderr)
             return 1
-        return 0
 
     return wrapper
 

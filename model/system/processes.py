@@ -51,7 +51,7 @@ class Processes:
         """Disconnect from the other processes. After an error, do not wait for them."""
         if self.world_size == 1:
             return
-        if error is None or isinstance(error, (SystemExit, UserError)):
+        if error is None or isinstance(error, UserError):
             dist.destroy_process_group()
         if isinstance(error, RuntimeError) and "gloo" in str(error):  # names a file of gloo
             message = "another process of this run has ended. Its last message says why."
