@@ -142,9 +142,7 @@ def test_float16_skips_a_step_after_an_overflow(train_on_gpu):
         edit=OVERFLOW,
     )
     assert out.count("status 0") == 3
-    before, after = (
-        checkpoint.load(f"{run}/last.pt").scaler["scale"] for run in ("before", "after")
-    )
+    before, after = (checkpoint.load(f"{x}/last.pt").scaler["scale"] for x in ("before", "after"))
     assert after == before / 2
     assert summary(Path("run"))["val_loss"] < 3
 

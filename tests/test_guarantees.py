@@ -60,7 +60,7 @@ def assert_intact(run: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("network", "save_seconds", "decay"), [("gpt", 600, 0), ("quill", 0, 0), ("quill", 600, 0.9)]
+    ("network", "save_seconds", "decay"), [("gpt", 600, 0), ("quill", 1e-9, 0), ("quill", 600, 0.9)]
 )
 def test_a_killed_and_resumed_run_equals_an_uninterrupted_run(
     tiny, monkeypatch, network, save_seconds, decay
@@ -100,7 +100,7 @@ def test_a_killed_and_resumed_run_equals_an_uninterrupted_run(
     unfinished = {path.name.split(".")[0] for path in files if path.suffix == ".tmp"}
     assert unfinished == {"config", "last", "best", "summary"}
     saved = {checkpoint.load(path).step for path in files if path.name == "last.pt"}
-    assert saved == (set(range(9)) if save_seconds == 0 else {0, 4, 8})
+    assert saved == (set(range(9)) if save_seconds < 1 else {0, 4, 8})
     for copy in copies:
         if not (copy / "last.pt").exists():  # it cannot be resumed, so start it again
             assert tiny(f"{flags}{copy}") == 2
@@ -345,29 +345,22 @@ def test_the_main_process_reads_standard_input_for_all(train_in_two):
     assert equal(*(checkpoint.load(f"{run}/last.pt").model for run in ("file", "input")))
 
 
-def fail_and_hang(fails_in: int, rank: int) -> None:
-    """Let process `fails_in` fail. Leaving the others then hangs, as with NCCL after an error."""
-
+def fail_in_process_1(rank: int) -> None:
     def fail(_):
-        if rank == fails_in:
-            raise ValueError("a bug in an edit")
+        raise ValueError("a bug in an edit")
 
-    def hang():
-        Path(f"left{rank}").touch()
-        time.sleep(3600 * (fails_in >= 0))
-
-    at_steps(pytest.MonkeyPatch(), [3], fail)
-    torch.distributed.destroy_process_group = hang
+    if rank == 1:
+        at_steps(pytest.MonkeyPatch(), [3], fail)
+    dist.destroy_process_group = lambda: Path(f"left{rank}").touch()
 
 
 def test_an_error_in_one_process_ends_all(train_in_two):
-    assert end(*train_in_two("--max_iters=8 --out_dir=run", partial(fail_and_hang, 1))) == [1, 1]
+    """After an error, no process waits for the others before it leaves. NCCL would hang."""
+    assert end(*train_in_two("--max_iters=8 --out_dir=run", fail_in_process_1)) == [1, 1]
     assert "Traceback" in Path("err1").read_text()
     assert Path("err1").read_text().splitlines()[-1] == "ValueError: a bug in an edit"
     assert Path("err0").read_text().splitlines()[-1].startswith("error: another process of this")
-    assert not Path("left0").exists() and not Path("left1").exists()
-    assert end(*train_in_two("--max_iters=8 --out_dir=good", partial(fail_and_hang, -1))) == [0, 0]
-    assert Path("left0").exists() and Path("left1").exists()
+    assert not list(Path().glob("left*"))
 
 
 def test_weights_that_are_not_finite_are_never_saved(tiny, monkeypatch, capsys):

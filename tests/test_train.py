@@ -203,9 +203,8 @@ def test_evaluations_do_not_change_training_and_are_repeatable(tiny, text_file):
     batches = list(corpus.eval_batches(16, 64))
     nats, chars = evaluate(model, batches)
     assert (nats, chars) == evaluate(model, batches)
-    assert nats / chars == pytest.approx(
-        saved.val_loss, rel=1e-2
-    )  # the run may compute in bfloat16
+    # The run may compute in bfloat16.
+    assert nats / chars == pytest.approx(saved.val_loss, rel=1e-2)
 
 
 def test_a_point_of_the_training_curve_is_the_mean_since_the_last_one(tiny, monkeypatch):

@@ -83,11 +83,6 @@ def test_utf_16_is_known_by_its_byte_order_mark(text_file, text, encoding, monke
         assert read_text(name, "utf-8") == text.replace("\r", "")
 
 
-def test_all_line_ends_are_read_as_newlines(text_file):
-    text_file.write_bytes(b"unix\nwindows\r\n\r\nmac\r\r")
-    assert read_text(text_file, "utf-8") == "unix\nwindows\n\nmac\n\n"
-
-
 @pytest.mark.parametrize("at", [0, 5, 9, 300])
 def test_the_first_byte_that_is_not_utf_8_is_named(text_file, at):
     content = bytearray("é" * 5 + "a" * 400, "utf-8")
