@@ -56,7 +56,7 @@ def main(argv: list[str]) -> None:
     if page and (page.suffix != ".html" or not page.parent.is_dir()):
         raise UserError(f"attention is '{page}'. Name an .html file in a folder that exists.")
     model = load(name, config.which, device=config.device, dtype=config.dtype)
-    if "\\" not in model.vocab:  # else the user may mean a backslash
+    if "\\" not in model.vocab:  # else a backslash may be meant
         for key in ("prompt", "stop"):
             text = getattr(config, key).replace("\\n", "\n").replace("\\t", "\t")
             config = replace(config, **{key: text})
@@ -85,16 +85,13 @@ def write(model: TrainedModel, prompt: str, config: SampleConfig) -> str:
     """Print the first text while it is written, then the others. Return the first text."""
     first = prompt or first_character(model.vocab)
     print(prompt, end="", flush=True)
-    is_line, written = config.stop == "\n", first  # with this stop, each text is a line
+    is_line = config.stop == "\n"  # then each text is a line
+    separator = "\n" if is_line else SEPARATOR
     for i, piece in model.generate(prompt, config, config.stop):
         first += piece if i == 0 else ""
-        if i > 0:
-            end = "" if written.endswith("\n") else "\n"
-            print(end if is_line else SEPARATOR, end=prompt)
-        written = piece
-        print(piece, end="", flush=True)
-    if is_line and not written.endswith("\n"):
-        print(flush=True)
+        shown = piece.removesuffix("\n") if is_line else piece
+        print(shown if i == 0 else separator + prompt + shown, end="", flush=True)
+    print(end="\n" if is_line else "", flush=True)
     return first
 
 

@@ -36,7 +36,7 @@ class Corpus:
     ids_N: np.ndarray  # the dtype is the smallest one that can hold every id
     sha256: str  # the hash of the text; it does not depend on the encoding
     train_chars: int  # how many ids at the start of ids_N are training text
-    new_chars: int  # how many characters of the vocabulary a given vocabulary lacks
+    new_chars: int  # how many characters of the vocabulary are new to the model of --init_from
     warnings: list[str]  # sentences that say why the validation loss may mislead
 
     @property
@@ -55,11 +55,10 @@ class Corpus:
 
     def __str__(self) -> str:
         """Return the name and the sizes of the text, for a person."""
+        new = f" ({self.new_chars} new to the model)" if self.new_chars else ""
         return (
             f"{self.name}: {self.train_chars:,} training characters, {self.val_chars:,} "
-            f"validation characters, vocabulary of {len(self.tokenizer.vocab)}"
-            + f", {self.new_chars} of them new to the model"
-            * (self.new_chars > 0)
+            f"validation characters, vocabulary of {len(self.tokenizer.vocab)}{new}"
         )
 
     def batch(self, config: TrainConfig, step: int, rows: slice) -> tuple[Tensor, Tensor]:
@@ -139,8 +138,8 @@ def open_corpus(config: DataConfig, vocab: str = "") -> Corpus:
     paths = [str(tiny_shakespeare())] if config.data is None else config.data
     files, left_out = find_text_files(paths)
     name = "standard input" if paths[0] == "-" else paths[0]
-    if len(files) + left_out > 1:
-        name += f" ({len(files):,} files" + f", {left_out:,} others left out" * (left_out > 0) + ")"
+    if len(files) > 1 or left_out:
+        name += f" ({len(files):,} files, {left_out:,} others left out)"
     text = "\n".join(read_text(file, config.encoding) for file in files)
     if text.count(text[:1]) >= len(text):
         raise UserError(f"{name} is empty or repeats one character. There is nothing to learn.")

@@ -6,7 +6,6 @@ this ending into text.
 
 import glob
 import hashlib
-import itertools
 import os
 import subprocess
 import sys
@@ -28,18 +27,20 @@ PATH = Path(__file__).with_name(".tinyshakespeare.txt")
 
 
 def find_text_files(paths: Sequence[str]) -> tuple[list[Path], int]:
-    """Return the files to read, in order, and how many other files are left out.
+    """Return the files to read, in order, and how many files are left out.
 
     A folder stands for all TEXT_FILES in it and in its subfolders, sorted. Names that begin with a
-    dot do not count. Windows does not expand wildcards such as *.md, so this function does.
+    dot are left out.
     """
-    expanded = [[x] if os.path.exists(x) else sorted(glob.glob(x)) or [x] for x in paths]
     files, left_out = [], 0
-    for path in map(Path, itertools.chain(*expanded)):
-        if not os.path.exists(path) and str(path) != "-":
-            raise UserError(f"{path} cannot be found. If the text has moved, use --data NEW.")
+    for path in map(Path, paths):
         if not os.path.isdir(path):
-            files.append(path)
+            is_one = os.path.exists(path) or str(path) == "-"
+            # Windows does not expand wildcards, such as *.md.
+            found = [path] if is_one else sorted(map(Path, glob.glob(str(path))))
+            if not found:
+                raise UserError(f"{path} cannot be found. If the text has moved, use --data NEW.")
+            files += found
             continue
         shown = []
         for folder, subfolders, names in os.walk(path, onerror=refuse_folder):
@@ -47,8 +48,7 @@ def find_text_files(paths: Sequence[str]) -> tuple[list[Path], int]:
             shown += [Path(folder, name) for name in names if name[0] != "."]
         found = sorted(file for file in shown if file.suffix.lower() == TEXT_FILES)
         if not found:
-            hint = f"Name files with another ending: --data {path / '*.md'}"
-            raise UserError(f"{path} has no {TEXT_FILES} files. {hint}")
+            raise UserError(f"{path} has no {TEXT_FILES} files. Name others: --data {path}/*.md")
         files += found
         left_out += len(shown) - len(found)
     return files, left_out

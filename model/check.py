@@ -19,10 +19,10 @@ from model.system.console import print_line
 def find_mistake(network: nn.Module) -> str:
     """Return why the loss of a network means nothing, or "" if no mistake is found.
 
-    A copy of the network reads a text several times. Two equal calls may draw random numbers.
+    A copy of the network reads a text several times.
     """
     if isinstance(getattr(network, "blocks", None), list):
-        return "has blocks in a list, so they are not trained. Use nn.ModuleList"
+        return "has its blocks in a list, so they are not trained. Use nn.ModuleList"
     model = noisy_copy(network)
     # A large network reads a shorter text, so that the check takes about a second or less.
     length = min(model.config.block_size, max(32, min(256, 2**29 // count_parameters(model))))
@@ -49,10 +49,7 @@ def find_mistake(network: nn.Module) -> str:
 
 
 def noisy_copy(network: nn.Module) -> nn.Module:
-    """Return a copy on the CPU, in eval mode, with noise in its weights.
-
-    Without noise, a layer that begins with zeros would hide a mistake.
-    """
+    """Return a copy on the CPU, in eval mode, with noise: layers of zeros would hide a mistake."""
     model = copy.deepcopy(network).cpu().float().eval()
     with torch.random.fork_rng([]):  # the next random numbers of the run stay the same
         torch.manual_seed(0)

@@ -49,9 +49,8 @@ def make_optimizers(
     decay. AdamW alone decays all matrices, embeddings included, but no gains and biases.
     """
     matrices, others = [], []
-    for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:
-            continue
+    trained = [(name, x) for name, x in model.named_parameters() if x.requires_grad]
+    for name, parameter in trained:
         is_matrix = parameter.ndim >= 2
         if config.optimizer == "muon":
             # A matrix of a single row or column is a vector.

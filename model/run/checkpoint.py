@@ -147,5 +147,4 @@ def load_weights(model: nn.Module, weights: dict[str, Tensor], known: int) -> No
                 weights[name] = torch.cat((old, fresh[known:].to(old.device)))
         model.load_state_dict(weights)
     except RuntimeError as error:  # for example after an edit of the network
-        message = "the weights do not fit this network and these settings"
-        raise UserError(f"{message}: {error}") from None
+        raise UserError(f"the weights do not fit this network or its settings: {error}") from None

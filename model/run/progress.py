@@ -8,7 +8,6 @@ from configs.settings import TrainConfig
 from model.system.processes import Processes
 
 SAVE_SECONDS = 600  # the longest time between two saves of last.pt
-LONG_SECONDS = 5  # before an evaluation that takes longer, the run saves
 
 
 @dataclass
@@ -70,7 +69,7 @@ class Clock:
         self.signal = 0 if self.is_over else signal
         # Save every ten minutes, so that a crash costs no more. Also save before a long evaluation:
         # a signal waits until its end, but some systems kill the process after half a minute.
-        is_long = self.is_evaluation_due and state.eval_seconds > LONG_SECONDS
+        is_long = self.is_evaluation_due and state.eval_seconds > 5
         self.is_save_due = is_long or state.seconds // SAVE_SECONDS > before // SAVE_SECONDS
 
     def progress_at(self, seconds: float) -> float:

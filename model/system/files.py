@@ -37,12 +37,12 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
 
 
 def replace(source: Path, target: Path) -> None:
-    """Move a file into place. On Windows, wait ten seconds while another program reads `target`."""
-    for seconds in [0.1] * 100 * (os.name == "nt"):
+    """Move a file into place. On Windows, wait while another program reads `target`."""
+    for _ in range(100 if os.name == "nt" else 0):  # ten seconds
         with contextlib.suppress(PermissionError):
             source.replace(target)
             return
-        time.sleep(seconds)
+        time.sleep(0.1)
     source.replace(target)
 
 
