@@ -56,9 +56,9 @@ def main(argv: list[str]) -> None:
     if page and (page.suffix != ".html" or not page.parent.is_dir()):
         raise UserError(f"attention is '{page}'. Name an .html file in a folder that exists.")
     model = load(name, config.which, device=config.device, dtype=config.dtype)
-    if "\\" not in model.vocab:  # else a backslash may be meant
+    if "\\" not in model.vocab:  # so \n and \t can only mean a line end and a tab
         for key in ("prompt", "stop"):
-            text = getattr(config, key).replace("\\n", "\n").replace("\\t", "\t")
+            text = getattr(config, key).replace(r"\n", "\n").replace(r"\t", "\t")
             config = replace(config, **{key: text})
     model.tokenizer.encode(config.stop, "stop")
     prompt = config.prompt
@@ -85,13 +85,12 @@ def write(model: TrainedModel, prompt: str, config: SampleConfig) -> str:
     """Print the first text while it is written, then the others. Return the first text."""
     first = prompt or first_character(model.vocab)
     print(prompt, end="", flush=True)
-    is_line = config.stop == "\n"  # then each text is a line
-    separator = "\n" if is_line else SEPARATOR
+    line_end = "\n" if config.stop == "\n" else ""  # then each text is a line
     for i, piece in model.generate(prompt, config, config.stop):
         first += piece if i == 0 else ""
-        shown = piece.removesuffix("\n") if is_line else piece
-        print(shown if i == 0 else separator + prompt + shown, end="", flush=True)
-    print(end="\n" if is_line else "", flush=True)
+        before = "" if i == 0 else (line_end or SEPARATOR) + prompt
+        print(before + piece.removesuffix(line_end), end="", flush=True)
+    print(end=line_end, flush=True)
     return first
 
 
@@ -117,8 +116,7 @@ def converse(model: TrainedModel, config: SampleConfig) -> None:
 
 def score(model: TrainedModel, name: str) -> str:
     """Print the loss of the characters of a file that the model knows. Return these characters."""
-    text = read_text(Path(name), "utf-8")
-    text = model.tokenizer.known_form(text)
+    text = model.tokenizer.known_form(read_text(Path(name), "utf-8"))
     vocab = set(model.vocab)
     known = "".join(character for character in text if character in vocab)
     if len(known) < len(text):

@@ -56,8 +56,8 @@ class ConfigParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise UserError, where argparse would print the usage and end the program."""
-        hint = ". Write --prompt=-Hello, with =, if it begins with a dash"
-        raise UserError(message + hint * ("expected one argument" in message))
+        hint = "expected one argument. If it begins with a dash, write --prompt=-Hello"
+        raise UserError(message.replace("expected one argument", hint))
 
     def refuse_key(self, name: str) -> NoReturn:
         """Raise UserError because of an unknown key. The message names the key that is meant."""

@@ -139,7 +139,7 @@ def open_corpus(config: DataConfig, vocab: str = "") -> Corpus:
     files, left_out = find_text_files(paths)
     name = "standard input" if paths[0] == "-" else paths[0]
     if len(files) > 1 or left_out:
-        name += f" ({len(files):,} files, {left_out:,} others left out)"
+        name += f" ({len(files):,} files read, {left_out:,} left out)"
     text = "\n".join(read_text(file, config.encoding) for file in files)
     if text.count(text[:1]) >= len(text):
         raise UserError(f"{name} is empty or repeats one character. There is nothing to learn.")

@@ -34,23 +34,21 @@ def find_text_files(paths: Sequence[str]) -> tuple[list[Path], int]:
     """
     files, left_out = [], 0
     for path in map(Path, paths):
-        if not os.path.isdir(path):
-            is_one = os.path.exists(path) or str(path) == "-"
-            # Windows does not expand wildcards, such as *.md.
+        if os.path.isdir(path):
+            shown = []
+            for folder, subfolders, names in os.walk(path, onerror=refuse_folder):
+                subfolders[:] = [name for name in subfolders if name[0] != "."]
+                shown += [Path(folder, name) for name in names if name[0] != "."]
+            found = sorted(file for file in shown if file.suffix.lower() == TEXT_FILES)
+            left_out += len(shown) - len(found)
+            if not found:
+                raise UserError(f"{path} has no {TEXT_FILES} files. Try --data {path}/*.md")
+        else:
+            is_one = os.path.exists(path) or str(path) == "-"  # else Windows left the wildcards
             found = [path] if is_one else sorted(map(Path, glob.glob(str(path))))
             if not found:
                 raise UserError(f"{path} cannot be found. If the text has moved, use --data NEW.")
-            files += found
-            continue
-        shown = []
-        for folder, subfolders, names in os.walk(path, onerror=refuse_folder):
-            subfolders[:] = [name for name in subfolders if name[0] != "."]
-            shown += [Path(folder, name) for name in names if name[0] != "."]
-        found = sorted(file for file in shown if file.suffix.lower() == TEXT_FILES)
-        if not found:
-            raise UserError(f"{path} has no {TEXT_FILES} files. Name others: --data {path}/*.md")
         files += found
-        left_out += len(shown) - len(found)
     return files, left_out
 
 

@@ -17,26 +17,20 @@ from model.system.console import print_line
 
 @torch.no_grad()
 def find_mistake(network: nn.Module) -> str:
-    """Return why the loss of a network means nothing, or "" if no mistake is found.
-
-    A copy of the network reads a text several times.
-    """
+    """Return why the loss of a network means nothing, or "" if no mistake is found."""
     if isinstance(getattr(network, "blocks", None), list):
-        return "has its blocks in a list, so they are not trained. Use nn.ModuleList"
+        return "has its blocks in a Python list, so they are not trained. Use nn.ModuleList"
     model = noisy_copy(network)
     # A large network reads a shorter text, so that the check takes about a second or less.
     length = min(model.config.block_size, max(32, min(256, 2**29 // count_parameters(model))))
     start = length // 2 | 1  # odd, so that no window of even width begins here
-    ids_BT = torch.arange(length)[None] % model.vocab_size
-    other_BT = torch.cat((ids_BT[:, :start], (ids_BT[:, start:] + 1) % model.vocab_size), dim=1)
-
-    def read(text_BT: Tensor) -> Tensor:
-        return model(torch.cat((text_BT, ids_BT, text_BT)))
-
-    with torch.random.fork_rng([]):
-        first, again, other = read(ids_BT), read(ids_BT), read(other_BT)
+    same_BT = torch.arange(length).repeat(3, 1) % model.vocab_size
+    other_BT = same_BT.clone()
+    other_BT[::2, start:] = (other_BT[::2, start:] + 1) % model.vocab_size  # not the middle one
+    with torch.random.fork_rng([]):  # the next random numbers of the run stay the same
+        first, again, other = model(same_BT), model(same_BT), model(other_BT)
         with recording():
-            recorded = read(ids_BT)
+            recorded = model(same_BT)
     if not torch.equal(first, again):
         return "gives different logits in two equal calls, so its losses cannot be compared"
     if differ(first[1], other[1]):
@@ -49,12 +43,10 @@ def find_mistake(network: nn.Module) -> str:
 
 
 def noisy_copy(network: nn.Module) -> nn.Module:
-    """Return a copy on the CPU, in eval mode, with noise: layers of zeros would hide a mistake."""
-    model = copy.deepcopy(network).cpu().float().eval()
-    with torch.random.fork_rng([]):  # the next random numbers of the run stay the same
-        torch.manual_seed(0)
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
+    """Return a copy in eval mode on the CPU, with noise: layers of zeros would hide a mistake."""
+    model, rng = copy.deepcopy(network).cpu().float().eval(), torch.Generator().manual_seed(0)
+    for parameter in model.parameters():
+        parameter.add_(0.1 * torch.randn(parameter.shape, generator=rng))
     return model
 
 
@@ -64,6 +56,7 @@ def differ(a_BTV: Tensor, b_BTV: Tensor, share: float = 1e-4) -> bool:
 
 
 @torch.no_grad()
+@torch.autocast("cpu", enabled=False)
 def uses_cache(model: nn.Module) -> bool:
     """Return whether `model` takes a KV cache and computes the same logits with it as without it.
 
@@ -78,10 +71,8 @@ def uses_cache(model: nn.Module) -> bool:
     cache, noisy = Cache(), noisy_copy(model)
     length = min(model.config.block_size + 8, 2056)  # a longer text would need much memory
     ids_BT = torch.arange(length)[None] % model.vocab_size
-    with torch.autocast("cpu", enabled=False):
-        parts = ids_BT.split([1, 3, length - 5, 1], dim=1)
-        cached_BTV = torch.cat([noisy(part_BT, cache) for part_BT in parts], dim=1)
-        model.has_right_cache = not differ(noisy(ids_BT), cached_BTV)
+    cached = [noisy(part_BT, cache) for part_BT in ids_BT.split([1, 3, length - 5, 1], dim=1)]
+    model.has_right_cache = not differ(noisy(ids_BT), torch.cat(cached, dim=1))
     if not model.has_right_cache:
         print_line("warning: the KV cache changes the logits, so it is not used.", sys.stderr)
     return model.has_right_cache

@@ -80,19 +80,16 @@ def generate(
 
     `model` must be in eval mode. Each text continues `prompt`, and ends after max_new_tokens
     characters or after `stop`. The random numbers of text i depend only on (seed, i). Therefore the
-    other texts change text i by rounding at most. Only SIDE_BY_SIDE texts are written at once.
+    other texts change text i by rounding at most. At most SIDE_BY_SIDE texts are written at once.
     """
-    start, block_size, device = (
-        len(prompt),
-        model.config.block_size,
-        next(model.parameters()).device,
-    )
-    for number in range(0, config.num_samples, SIDE_BY_SIDE):  # of the first text in this part
-        B = min(SIDE_BY_SIDE, config.num_samples - number)
-        rngs = [np.random.default_rng([config.seed, number + i]) for i in range(B)]
-        text_BT = np.empty((B, start + config.max_new_tokens), np.int64)
+    start, block_size = len(prompt), model.config.block_size
+    device = next(model.parameters()).device
+    for done in range(0, config.num_samples, SIDE_BY_SIDE):  # the number of complete texts
+        numbers = range(config.num_samples)[done : done + SIDE_BY_SIDE]
+        rngs = [np.random.default_rng([config.seed, i]) for i in numbers]
+        text_BT = np.empty((len(numbers), start + config.max_new_tokens), np.int64)
         text_BT[:, :start] = prompt
-        texts, unfinished = [""] * B, set(range(B))
+        texts, unfinished = dict.fromkeys(numbers, ""), set(numbers)
         cache = Cache() if uses_cache(model) else None
         for end in range(start, text_BT.shape[1]):
             # Without a cache, the network reads the latest characters again, as in training.
@@ -105,11 +102,11 @@ def generate(
             ids_B = sample_ids(probs_BV, np.array([rng.random() for rng in rngs]))
             text_BT[:, end] = ids_B
             for i in sorted(unfinished):
-                texts[i] += vocab[ids_B[i]]
-                if number + i == 0:
+                texts[i] += vocab[ids_B[i - done]]
+                if i == 0:
                     yield 0, texts[0][-1]
                 if stop and texts[i].endswith(stop):
                     unfinished.remove(i)
             if not unfinished:
                 break
-        yield from ((number + i, text) for i, text in enumerate(texts) if number + i > 0)
+        yield from ((i, text) for i, text in texts.items() if i > 0)

@@ -49,13 +49,13 @@ def make_optimizers(
     decay. AdamW alone decays all matrices, embeddings included, but no gains and biases.
     """
     matrices, others = [], []
-    trained = [(name, x) for name, x in model.named_parameters() if x.requires_grad]
-    for name, parameter in trained:
+    for name, parameter in model.named_parameters():
         is_matrix = parameter.ndim >= 2
         if config.optimizer == "muon":
             # A matrix of a single row or column is a vector.
             is_matrix = is_matrix and name.startswith("blocks.") and min(parameter.shape[-2:]) > 1
-        (matrices if is_matrix else others).append((name, parameter))
+        if parameter.requires_grad:
+            (matrices if is_matrix else others).append((name, parameter))
     betas = (config.beta1, config.beta2)
     groups = [{"params": others, "weight_decay": 0.0}]
     if config.optimizer == "muon" and matrices:

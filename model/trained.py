@@ -64,7 +64,7 @@ class TrainedModel:
             yield piece
 
     def loss(self, text: str) -> float:
-        """Return the mean loss in nats, as in an evaluation. The first character has no loss."""
+        """Return the mean loss in nats, in windows of block_size. The first character has none."""
         ids_N = self.tokenizer.encode(text)
         if len(ids_N) < 2:
             raise UserError(f"the text is {text!r}. A loss needs two characters or more.")
@@ -76,7 +76,7 @@ class TrainedModel:
         return nats / chars
 
     def probs(self, text: str = "") -> dict[str, float]:
-        """Return how probable each character is as the next one, the likeliest first."""
+        """Return how probable each character is after the last block_size ones, sorted."""
         ids_T = self.tokenizer.encode(text or first_character(self.vocab)).astype(np.int64)
         ids_T = torch.from_numpy(ids_T[-self.network.config.block_size :]).to(self.machine.device)
         with torch.inference_mode(), self.machine.autocast():

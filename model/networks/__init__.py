@@ -11,9 +11,7 @@ creates the network. It keeps `config`, which is a GPTConfig, as an attribute. A
 - max_length, the number of characters that the network can read at once, or None for any number.
   If positions are rows of a table, max_length is block_size, and forward takes no cache.
 - settings, the names of the OPTIONAL settings (configs/settings.py) that the network has. A network
-  without optional settings needs no such attribute.
-
-A network that cannot take a setting raises UserError (configs/errors.py).
+  without optional settings needs no such attribute. If a value does not fit, GPT raises UserError.
 
 `make_network` creates a network and adds the attribute vocab_size. A network must keep all that it
 remembers from one training step to the next in its state dict. Otherwise, a resumed run differs

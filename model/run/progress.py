@@ -67,8 +67,7 @@ class Clock:
         # The progress never falls, even if an evaluation is faster than the evaluation before.
         self.progress = max(self.progress, self.progress_at(state.seconds))
         self.signal = 0 if self.is_over else signal
-        # Save every ten minutes, so that a crash costs no more. Also save before a long evaluation:
-        # a signal waits until its end, but some systems kill the process after half a minute.
+        # Save every ten minutes, and before a long evaluation, which no signal can interrupt.
         is_long = self.is_evaluation_due and state.eval_seconds > 5
         self.is_save_due = is_long or state.seconds // SAVE_SECONDS > before // SAVE_SECONDS
 

@@ -7,7 +7,6 @@ import math
 import os
 import shlex
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -52,7 +51,7 @@ def report_errors(main: Callable[[list[str]], int | None]) -> Callable[..., int]
             words = ("out of memory", "DefaultCPUAllocator")  # of PyTorch, on a GPU and a CPU
             if not isinstance(error, MemoryError) and not any(x in str(error) for x in words):
                 raise
-            advice = "Use a smaller network; in training, more --gradient_accumulation_steps."
+            advice = "Train with more --gradient_accumulation_steps; sample fewer texts."
             print_line(f"error: out of memory. {advice}", sys.stderr)
             return 1
 
@@ -71,7 +70,7 @@ def require_finite(name: str, value: float, step: int) -> None:
 def quote(path: Path) -> str:
     """Return a path as an argument for a command in a shell. It is relative if it lies here."""
     path = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-    return subprocess.list2cmdline([path]) if os.name == "nt" else shlex.quote(str(path))
+    return f'"{path}"' if os.name == "nt" else shlex.quote(str(path))
 
 
 def print_line(text: str, stream: TextIO) -> None:

@@ -18,7 +18,7 @@ from configs.settings import DeviceConfig, TrainConfig
 from model.system.console import print_line
 from model.system.processes import Processes
 
-# The limit of CPUs in a container. "250000 100000", in one file or in two, means 2.5 CPUs.
+# The limit of CPUs in a container: "250000 100000" in one file, or in two, means 2.5 CPUs.
 CGROUP = Path("/sys/fs/cgroup")
 QUOTA_FILES = ("cpu.max", "cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")
 CPU_EVAL_CHARS = 4096  # characters in an evaluation batch, which fits into the processor's cache
@@ -125,8 +125,8 @@ class Forward(nn.Module):
 def compile_network(forward: Forward, ids_BT: Tensor) -> Forward:
     """Return `forward` with a compiled network, for batches of the shape of ids_BT."""
     is_cpu = ids_BT.device.type == "cpu"
-    if not any(map(shutil.which, ("g++", "clang++", "cl"))):  # else PyTorch would look for 40 s
-        raise FileNotFoundError("there is no C++ compiler")
+    if is_cpu and not shutil.which(os.environ.get("CXX", "cl" if os.name == "nt" else "g++")):
+        raise FileNotFoundError("there is no C++ compiler")  # PyTorch would look for it for 40 s
     # The compiler needs this call. It ignores the debug mode that `training_machine` sets.
     torch.use_deterministic_algorithms(True, warn_only=ids_BT.device.type != "cuda")
     # PyTorch's own random numbers are faster than the compiler's, and a run without the compiler
@@ -160,7 +160,7 @@ def record_graph(forward: Forward, ids_BT: Tensor) -> Forward:
 
 def choose_device(name: str, processes: Processes) -> torch.device:
     """Return the device of this name. "auto" means the GPU if there is one, else the CPU."""
-    if is_auto := name == "auto":
+    if is_auto := (name == "auto"):
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if processes.world_size > 1 and name != "cpu":
         name = f"cuda:{processes.local_rank}"
@@ -173,7 +173,7 @@ def choose_device(name: str, processes: Processes) -> torch.device:
     except (RuntimeError, AssertionError, ImportError) as error:
         problem = str(error).strip().partition("\n")[0].partition(". ")[0]  # the first sentence
         if is_auto:
-            print_line(f"warning: the GPU cannot be used: {problem}.", sys.stderr)
+            print_line(f"warning: {name} cannot be used: {problem}.", sys.stderr)
             return torch.device("cpu")
         raise UserError(f"device is {name!r}: {problem}. Use auto, cpu, cuda or mps.") from None
     return device
@@ -181,8 +181,8 @@ def choose_device(name: str, processes: Processes) -> torch.device:
 
 def limit_threads() -> None:
     """Use at most one thread per CPU of a container. More threads are up to 90 times slower."""
-    texts = [file.read_text() for name in QUOTA_FILES if (file := CGROUP / name).is_file()]
-    with contextlib.suppress(ValueError):  # there are no files, or the limit is "max 100000"
+    with contextlib.suppress(OSError, ValueError):  # there is no file, or it says "max 100000"
+        texts = [file.read_text() for file in map(CGROUP.joinpath, QUOTA_FILES) if file.exists()]
         quota, period = map(int, " ".join(texts).split())
         if quota > 0 and "OMP_NUM_THREADS" not in os.environ:  # -1 means no limit
             torch.set_num_threads(min(torch.get_num_threads(), max(1, quota // period)))
@@ -200,7 +200,7 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     if device.type == "cuda":
         is_native = torch.cuda.get_device_capability(device) >= (8, 0)
         return torch.bfloat16 if is_native else torch.float16
-    # PyTorch before 2.10 does not say what a CPU can do.
+    # PyTorch before 2.11 does not say what a CPU can do.
     cpu = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
     # With AVX512-BF16 alone, a matrix product in bfloat16 takes a quarter of float32's time on AMD.
     # On Intel, it takes twice the time of float32.

@@ -31,19 +31,13 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
             except OSError as error:
                 if error.errno not in NO_FSYNC:
                     raise
-        replace(temporary, path)
+        for _ in range(100 if os.name == "nt" else 0):  # Windows waits while a program reads `path`
+            with contextlib.suppress(PermissionError):
+                return temporary.replace(path)
+            time.sleep(0.1)
+        temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)  # an incomplete file would keep a full disk full
-
-
-def replace(source: Path, target: Path) -> None:
-    """Move a file into place. On Windows, wait while another program reads `target`."""
-    for _ in range(100 if os.name == "nt" else 0):  # ten seconds
-        with contextlib.suppress(PermissionError):
-            source.replace(target)
-            return
-        time.sleep(0.1)
-    source.replace(target)
 
 
 @contextlib.contextmanager
