@@ -49,7 +49,8 @@ def elsewhere(tmp_path_factory) -> Iterator[Path]:
     Under nohup, or in the background of a shell script, a process ignores some signals.
     """
     usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
-    usual |= {signal.SIGHUP: signal.SIG_DFL}
+    if hasattr(signal, "SIGHUP"):  # Windows has none
+        usual[signal.SIGHUP] = signal.SIG_DFL
     before = {number: signal.signal(number, handler) for number, handler in usual.items()}
     with working_in(tmp_path_factory.mktemp("here")) as folder:
         yield folder
@@ -83,8 +84,10 @@ def trained_run(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def forkserver() -> multiprocessing.context.ForkServerContext:
+def forkserver() -> "multiprocessing.context.ForkServerContext":  # Windows lacks this name
     """Return a context that starts processes quickly: it forks one that has imported PyTorch."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        pytest.skip("this system cannot fork a process")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch._dynamo", "torch.utils.tensorboard", "pytest"])
     return context

@@ -13,7 +13,7 @@ import pytest
 
 import sample
 import train
-from tests.helpers import LINES, ROOT, TINY, working_in
+from tests.helpers import LINES, NETWORKS, ROOT, TINY, working_in
 
 FILES = {
     "good.txt": LINES.encode(),
@@ -38,7 +38,7 @@ CASES = [
     ("train.py --data empty.txt", "empty.txt is empty"),
     ("train.py --data short.txt --val_fraction 0.999", "0 training"),
     ("train.py --data short.txt", "90 training", "10 validation", "is 16", "--val_fraction"),
-    ("train.py --data folder", "folder has no .txt files", "--data A B"),
+    ("train.py --data folder", "folder has no .txt files", "folder/*.md"),
     ("train.py --data empty_folder", "empty_folder has no .txt files"),
     ("train.py --data good.txt preset.toml", "includes", "preset.toml", "before the flags"),
     ("train.py --data text.gz", "text.gz is not utf-8 text", "Convert a"),
@@ -92,14 +92,16 @@ CASES = [
     ("sample.py --prompt 'Où est Zoë?'", "the prompt", "'ù'", "'ë'", "'Z'"),
     ("sample.py --stop é", "stop", "'é'"),
     ("sample.py --score empty.txt", "the text is ''. A loss needs two characters"),
-    (r"sample.py --stop '\n'", "stop", r"'\\'", r"$'\n'"),
+    (r"sample.py --stop '\t\'", "stop", r"'\t' '\\'"),
+    ("sample.py --prompt -Hello", "write --prompt=-Hello"),
+    ("sample.py --attention ''", "argument --attention: the path is empty"),
     ("sample.py --prompt KATE --score good.txt", "one of prompt, prompt_file, interactive"),
     ("sample.py --score good.txt --interactive", "interactive, score"),
     ("sample.py --attention a.html --interactive", "one of interactive, attention"),
     ("sample.py --attention runs/it/best.pt", "runs/it/best.pt", "Name an .html file"),
     ("sample.py --attention missing/a.html", "a folder that exists"),
     ("sample.py --top_p 0", "top_p is 0.0. It must be above 0 and at most 1."),
-    ("train.py --network missing", "network is 'missing'", "gpt, quill"),
+    ("train.py --network missing", "network is 'missing'", ", ".join(NETWORKS)),
 ]
 
 

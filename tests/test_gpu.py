@@ -25,7 +25,7 @@ for stop_at, argv in json.loads(sys.argv[1]):
     def update_and_stop(ema, model, decay, step):
         update(ema, model, decay, step)
         if step + 1 == stop_at:
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
     train.update_average = update_and_stop
     print("status", train.main(argv))
 """

@@ -43,6 +43,7 @@ from tests.helpers import (
     overflow_at,
     summary,
     torchrun_variables,
+    use_scaler,
 )
 
 DISK_ERROR = r"(?m)^error: \[Errno \d+\] .+\n$"
@@ -114,14 +115,14 @@ def test_a_killed_and_resumed_run_equals_an_uninterrupted_run(
 
 
 def stop_by(number: int) -> Callable:
-    return lambda *_: os.kill(os.getpid(), number)
+    return lambda *_: signal.raise_signal(number)
 
 
 def stop_before_the_first_step(patch: pytest.MonkeyPatch, number: int) -> None:
     @contextlib.contextmanager
     def catch_and_stop():
         with catch_signals() as signals:
-            os.kill(os.getpid(), number)
+            signal.raise_signal(number)
             yield signals
 
     patch.setattr(train, "catch_signals", catch_and_stop)
@@ -157,7 +158,7 @@ def test_a_signal_in_the_last_evaluation_changes_nothing(tiny, monkeypatch):
 
     def stop(log: Log) -> None:
         if log.state.step == 4:
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(Log, "add_sample", stop)
     assert tiny("--max_iters=4 --eval_interval=2 --out_dir=run") == 0
@@ -308,6 +309,7 @@ def test_all_processes_stop_when_the_main_process_receives_a_signal(train_in_two
 
 
 def freeze_blocks(rank: int) -> None:
+    use_scaler(pytest.MonkeyPatch())  # it refuses an optimizer without gradients
     change_network(pytest.MonkeyPatch(), lambda network: network.blocks.requires_grad_(False))
 
 
@@ -413,6 +415,7 @@ def test_full_disk_ends_run_but_keeps_saved_files(tiny, capsys, room):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert re.search(DISK_ERROR, capsys.readouterr().err)
+    assert not list(Path("run").glob("*.tmp"))
     for name in ("best.pt", "last.pt"):
         assert Path("run", name).read_bytes() == before[name]
     assert train.main(resume) == 0

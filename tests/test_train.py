@@ -32,8 +32,9 @@ from model.optim import make_optimizers
 from model.run import checkpoint
 from model.run import log as log_module
 from model.run.checkpoint import Checkpoint
-from model.run.setup import full_config
+from model.run.setup import full_config, open_run_dir
 from model.system.device import Machine, choose_dtype, seed_all
+from model.system.processes import Processes
 from model.trained import TrainedModel
 from tests.helpers import (
     AUTO_DTYPE,
@@ -211,7 +212,7 @@ def test_a_point_of_the_training_curve_is_the_mean_since_the_last_one(tiny, monk
     """If the run was stopped between the two points, it is the mean since the resume."""
     flags = "--max_iters=12 --eval_interval=4 --dropout=0.2 --out_dir="
     assert tiny(f"--log_interval=1 {flags}each") == 0
-    at_steps(monkeypatch, [4], lambda _: os.kill(os.getpid(), signal.SIGINT))
+    at_steps(monkeypatch, [4], lambda _: signal.raise_signal(signal.SIGINT))
     assert tiny(f"--log_interval=3 {flags}mean") == 130
     assert train.main(["--resume", "mean"]) == 0
     losses, start = [loss for _, loss in curve(Path("each"), "train")], 0
@@ -452,7 +453,7 @@ def test_the_saved_config_repeats_a_run(trained_run, text_file, monkeypatch):
     config = checkpoint.load("whole/last.pt").config
     assert (config["n_embd"], config["block_size"], config["dropout"]) == (16, 8, 0.1)
     with monkeypatch.context() as patch:
-        at_steps(patch, [5], lambda _: os.kill(os.getpid(), signal.SIGINT))
+        at_steps(patch, [5], lambda _: signal.raise_signal(signal.SIGINT))
         assert train.main([*flags, "stopped"]) == 130
     for _ in range(3):  # most of them start in the same second
         assert train.main(["whole/config.toml"]) == 0
@@ -533,14 +534,14 @@ def test_times_are_measured_and_decide_when_to_save(tiny, monkeypatch, capsys):
     clock, saved = Clock(monkeypatch, step_seconds=100, eval_seconds=7), []
     after_each_save(monkeypatch, lambda path: saved.append(checkpoint.load(path)))
     assert tiny("--max_iters=20 --eval_interval=10 --out_dir=run") == 0
-    # The run saves after each evaluation, and when its time passes a multiple of SAVE_SECONDS.
-    assert [state.step for state in saved] == [0, 6, 10, 12, 18, 20]
+    # The run saves after each evaluation, before a long one, and each SAVE_SECONDS.
+    assert [state.step for state in saved] == [0, 6, 10, 10, 12, 18, 20, 20]
     assert {state.eval_seconds for state in saved} == {7}
     state = checkpoint.load("run/last.pt")
     assert clock.now == state.seconds == 2000 + 3 * 7
     assert state.chars_per_second == 4 * 16 / 100  # evaluations do not count
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step ")]
-    assert lines[0].endswith("  00:07") and "  33:41  best so far" in lines[2]
+    assert lines[0].endswith("  00:07") and "  33:41  saved as best.pt" in lines[2]
     assert "  16:54, 16:47 left" in lines[1]
 
 
@@ -661,7 +662,9 @@ def test_a_run_is_resumed_from_another_folder(tiny, text_file, monkeypatch):
     assert config["init_from"] == str(Path("base").absolute())
     Path("elsewhere").mkdir()
     monkeypatch.chdir("elsewhere")
-    assert train.main(["--resume", "../run", "--max_iters=2"]) == 0
+    assert train.main(["--resume", "../run/last.pt", "--max_iters=2"]) == 0
+    with open_run_dir({"resume": r"runs\it\last.pt"}, Processes()) as path:  # as Windows writes it
+        assert path == Path("runs\\it\\")
 
 
 def test_a_worse_model_never_replaces_best_pt(tiny, monkeypatch):
@@ -684,6 +687,9 @@ def test_a_worse_model_never_replaces_best_pt(tiny, monkeypatch):
     assert best.read_bytes() == before
     best.unlink()
     assert train.main(["--resume", "run", "--max_iters=21"]) == 0
+    assert not best.exists() and summary(Path("run"))["best_step"] == 20
+    Path("run/last.pt").write_bytes(before)  # as the guide says
+    assert train.main(["--resume", "run", "--max_iters=25"]) == 0
     assert not best.exists() and summary(Path("run"))["best_step"] == 20
 
 

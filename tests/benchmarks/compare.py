@@ -82,7 +82,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[list[str]]]:
         if word.startswith("--"):
             owners = {"--a.": [0], "--b.": [1]}.get(word[:4], [0, 1])
             owners = [2] if re.match("--(data|encoding)(=|$)", word) else owners
-        for owner in owners:
+        for owner in [0, 1] if word.endswith(".toml") else owners:  # a preset is for both
             flags[owner].append(re.sub("^--[ab][.]", "--", word))
     given = [parse_train_command(words) for words in flags]
     if wrong := sorted(REFUSED & {*given[0], *given[1]}):

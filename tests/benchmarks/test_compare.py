@@ -33,6 +33,12 @@ def test_the_interval_is_symmetric_and_wider_with_uncertain_speeds():
     assert "0.200" in compare.answer(-0.2, 0.1, "a")
 
 
+def test_a_preset_is_for_both_networks():
+    Path("preset.toml").write_text("dropout = 0.1")
+    _, flags = compare.parse(["quill", "quill", "--b.max_iters=4", "preset.toml"])
+    assert all("preset.toml" in words for words in flags[:2])
+
+
 @pytest.mark.slow
 def test_runs_take_turns_and_never_see_the_validation_text(text_file, capsys, monkeypatch):
     text, seen = text_file.read_text(), []

@@ -45,6 +45,10 @@ def test_given_vocabulary_is_extended_by_new_sorted_characters(text_file, known)
     assert ["".join(vocab[i] for i in y_T) for y_T in y_BT] == [LINES[1:-5], LINES[6:]]
     assert opened.train_chars == int(len(LINES) * 0.9)
     assert open_corpus(DataConfig((str(text_file),)), vocab).tokenizer.vocab == vocab
+    new = len(vocab) - len(known) if known else 0
+    assert (f" ({new} new to the model)" in str(opened)) == (new > 0)
+    Path("notes.md").touch()
+    assert str(open_corpus(DataConfig((".",)))).startswith(". (1 files read, 1 left out): ")
 
 
 def test_batches_are_examples_spanning_exactly_the_training_split():

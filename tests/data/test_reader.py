@@ -24,9 +24,9 @@ def write_all(folder: Path, *names: str) -> None:
 
 def test_paths_are_read_in_their_order_whatever_their_endings(tmp_path):
     write_all(tmp_path, "b.md", "a.txt", "folder/d.txt", "folder/c.TXT", "folder/d.py")
-    paths = [str(tmp_path / name) for name in ("b.md", "folder", "a.txt")]
-    names = ("b.md", "folder/c.TXT", "folder/d.txt", "a.txt")
-    assert find_text_files(paths) == [tmp_path / name for name in names]
+    paths = [str(tmp_path / name) for name in ("b.md", "folder", "a.txt", "fold*/*.py")]
+    names = ("b.md", "folder/c.TXT", "folder/d.txt", "a.txt", "folder/d.py")
+    assert find_text_files(paths) == ([tmp_path / name for name in names], 1)  # d.py is left out
 
 
 def test_a_folder_is_read_whole_except_hidden_names_or_refused(tmp_path, monkeypatch):
@@ -42,7 +42,7 @@ def test_a_folder_is_read_whole_except_hidden_names_or_refused(tmp_path, monkeyp
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", scandir_or_refuse)
-    assert find_text_files([str(folder)]) == [folder / name for name in names]
+    assert find_text_files([str(folder)]) == ([folder / name for name in names], 0)
     closed.append("a")
     with pytest.raises(UserError, match="a cannot be read: Permission denied"):
         find_text_files([str(folder)])
@@ -55,7 +55,7 @@ def test_a_pipe_and_standard_input_are_read(tmp_path, monkeypatch):
     )
     writer.start()
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("é".encode())))
-    files = find_text_files([str(tmp_path / "pipe"), "-"])
+    files, _ = find_text_files([str(tmp_path / "pipe"), "-"])
     assert [read_text(file, "utf-8") for file in files] == ["from a pipe", "é"]
     writer.join()
 

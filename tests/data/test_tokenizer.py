@@ -29,6 +29,13 @@ def test_unknown_characters_are_refused_and_named(known, text):
         assert repr(character) in str(error.value)
 
 
+@pytest.mark.parametrize(("text", "meant"), [("it's", "’"), ("“", '"'), ("-", "– —"), ("x", "")])
+def test_quotes_and_dashes_that_are_meant_are_named(text, meant):
+    with pytest.raises(UserError) as error:
+        CharTokenizer('its’"–—').encode(text)
+    assert str(error.value).partition("The vocabulary has ")[2] == (meant and f"{meant} instead")
+
+
 @given(st.text("aeé ñ각ﬁ\u0301\u0303", min_size=1), st.permutations(["NFC", "NFD"]))
 def test_a_text_in_the_other_unicode_form_is_known(text, forms):
     """If all characters of the text are known, none of them is replaced."""

@@ -88,12 +88,16 @@ def written(pieces: list[tuple[int, str]], i: int) -> str:
     return "".join(piece for number, piece in pieces if number == i)
 
 
-def test_texts_written_together_end_each_at_its_own_stop():
-    model = random_gpt()
+@pytest.mark.parametrize("side_by_side", [1, 2, 5])
+def test_texts_end_each_at_its_own_stop_and_come_in_parts(side_by_side, monkeypatch):
+    network, sizes = random_gpt(), []
+    monkeypatch.setattr(model.generate, "SIDE_BY_SIDE", side_by_side)
     config = GenerationConfig(max_new_tokens=200, num_samples=5)
-    pieces = list(generate(model, VOCAB, [1], config, stop="b"))
+    network.register_forward_pre_hook(lambda _, args: sizes.append(len(args[0])))
+    pieces = list(generate(network, VOCAB, [1], config, stop="b"))
+    assert max(sizes) == side_by_side
     texts = [written(pieces, i) for i in range(5)]
-    whole = [piece for _, piece in generate(model, VOCAB, [1], config)]
+    whole = [piece for _, piece in generate(network, VOCAB, [1], config)]
     longer = ["".join(whole[:200]), *whole[200:]]
     assert texts == [text[: text.index("b") + 1] if "b" in text else text for text in longer]
     assert len(set(texts)) > 1

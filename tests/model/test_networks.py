@@ -7,12 +7,12 @@ python -m pytest -n 0 tests/model/test_networks.py -k NAME
 import copy
 import itertools
 import math
-import os
 import shutil
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -104,7 +104,7 @@ def test_a_step_changes_every_parameter_that_the_loss_depends_on(network, optimi
 def test_training_resumes_exactly(network, tiny, monkeypatch):
     flags = f"--network={network} --max_iters=8 --eval_interval=4 --log_interval=1 --dropout=0.2"
     with monkeypatch.context() as patch:
-        at_steps(patch, [2], lambda _: os.kill(os.getpid(), signal.SIGINT))
+        at_steps(patch, [2], lambda _: signal.raise_signal(signal.SIGINT))
         assert tiny(f"{flags} --out_dir=stopped") == 130
     at_steps(monkeypatch, [6], lambda _: shutil.copytree("whole", "killed"))
     assert tiny(f"{flags} --out_dir=whole") == 0
@@ -181,6 +181,17 @@ def test_a_wrong_cache_is_not_used(monkeypatch, capsys):
     assert capsys.readouterr().err.count("warning: the KV cache changes the logits") == 1
 
 
+def test_a_wrong_cache_is_found_before_training(monkeypatch):
+    """The weights are fresh, so that the logits hardly depend on positions."""
+    angles, model = quill.rotation_angles, make_network(CONFIG, 11).eval()
+    monkeypatch.setattr(quill, "rotation_angles", lambda _, *rest, **like: angles(0, *rest, **like))
+    assert not uses_cache(model)
+
+
+def test_blocks_in_a_python_list_are_found():
+    assert "Use nn.ModuleList" in find_mistake(SimpleNamespace(blocks=[nn.Linear(1, 1)]))
+
+
 def test_a_network_with_a_counter_does_not_repeat():
     model, calls = random_gpt(), itertools.count(1)
     model.register_forward_hook(lambda _, args, logits_BTV: logits_BTV * next(calls))
@@ -205,21 +216,22 @@ def test_a_network_that_mixes_the_examples_of_a_batch_is_found(mix):
     assert "mixes the examples" in find_mistake(model)
 
 
-def test_a_network_that_draws_random_numbers_does_not_look_ahead():
-    model, ids_BT = random_gpt(), random_ids(1, 12)
+def test_dropout_that_stays_on_in_evaluations_is_found():
+    model = random_gpt()
     model.head.register_forward_pre_hook(lambda _, args: F.dropout(args[0], 0.3))
-    assert not torch.equal(model(ids_BT), model(ids_BT))
-    assert not find_mistake(model)
+    assert "different logits in two equal calls" in find_mistake(model)
 
 
 @pytest.mark.parametrize("width", [2, 8, 64, 128])
 def test_a_network_that_looks_ahead_within_windows_looks_ahead(width):
-    """Each character sees its whole window. Two windows of 128 are the two halves of the text."""
+    """So it does in evaluations alone. Two windows of 128 are the two halves of the text."""
 
-    def add_means(_, args, x_BTC):
+    def add_means(dropout, args, x_BTC):
+        if dropout.training:
+            return x_BTC
         parts = x_BTC.split(width, dim=1)
         return x_BTC + torch.cat([x.mean(1, keepdim=True).expand_as(x) for x in parts], dim=1)
 
-    model = random_gpt(network="gpt", block_size=256)
+    model = random_gpt(network="gpt", block_size=256).train()
     model.dropout.register_forward_hook(add_means)  # it follows the embeddings
     assert "looks ahead" in find_mistake(model)

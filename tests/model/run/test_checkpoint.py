@@ -58,5 +58,5 @@ def test_only_tables_with_a_row_for_each_character_grow():
     with pytest.raises(UserError, match="position.weight"):
         load_weights(make(8, 9), saved.model, 8)
     saved.model["head.weight"] = torch.zeros(8, 9)  # wider than the network's head
-    with pytest.raises(UserError, match="does not fit the code"):
+    with pytest.raises(UserError, match="do not fit this network or its settings: Sizes of"):
         load_weights(larger, saved.model, 8)

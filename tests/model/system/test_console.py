@@ -1,7 +1,8 @@
 """Tests of error reports, and of paths in them."""
 
 import shlex
-from pathlib import PurePosixPath
+from pathlib import PurePosixPath, PureWindowsPath
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,8 +12,8 @@ from hypothesis import strategies as st
 from configs.errors import UserError
 from model.system.console import AbortError, quote, report_errors
 
-OUT_OF_MEMORY = "error: out of memory. Use more --gradient_accumulation_steps, "
-OUT_OF_MEMORY += "a smaller network or a shorter text.\n"
+OUT_OF_MEMORY = "error: out of memory. Train with more --gradient_accumulation_steps; "
+OUT_OF_MEMORY += "sample fewer texts.\n"
 
 
 def run_main(error: BaseException) -> int:
@@ -54,3 +55,8 @@ def test_any_other_error_keeps_its_traceback(capsys, kind):
 def test_a_quoted_path_is_one_argument_of_a_shell(name):
     (argument,) = shlex.split(quote(PurePosixPath(name)))
     assert PurePosixPath(argument) == PurePosixPath(name)
+
+
+def test_windows_gets_double_quotes(monkeypatch):
+    monkeypatch.setattr("model.system.console.os", SimpleNamespace(name="nt"))
+    assert quote(PureWindowsPath("runs/Mein Lauf")) == r'"runs\Mein Lauf"'

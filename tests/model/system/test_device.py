@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 from unittest.mock import Mock
 from unittest.mock import call as call_of
 
@@ -38,6 +39,7 @@ def simulated(monkeypatch):
 
     monkeypatch.setattr(torch, "zeros", make_zeros)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "set_device", lambda name: calls.append(("set", str(name))))
     monkeypatch.setattr(torch, "set_deterministic_debug_mode", lambda mode: None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
@@ -52,7 +54,9 @@ def simulated(monkeypatch):
         ("5000 100000\n", {}, 1),
         ("6400000 100000\n", {}, 64),
         ("max 100000\n", {}, 64),
-        (None, {}, 64),
+        ("200000\n", {}, 2),  # an older kernel, which has two files
+        ("-1\n", {}, 64),
+        ("", {}, 64),
         ("200000 100000\n", {"OMP_NUM_THREADS": "5"}, 64),
     ],
 )
@@ -60,9 +64,11 @@ def test_threads_are_no_more_than_the_quota_of_a_container(
     tmp_path, monkeypatch, quota, variables, threads
 ):
     """With more threads, training is up to 90 times slower."""
-    monkeypatch.setattr(device, "CPU_QUOTA", tmp_path / "cpu.max")
-    if quota is not None:
-        device.CPU_QUOTA.write_text(quota)
+    monkeypatch.setattr(device, "CGROUP", tmp_path)
+    (tmp_path / "cpu").mkdir()
+    parts = [quota] if " " in quota else [quota, "100000"] if quota else []
+    for name, part in zip(device.QUOTA_FILES[len(parts) - 1 :], parts, strict=False):
+        (tmp_path / name).write_text(part)
     monkeypatch.setattr(os, "environ", variables)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 64)
     monkeypatch.setattr(torch, "set_num_threads", set_threads := Mock())
@@ -78,10 +84,18 @@ def test_auto_is_cuda_or_the_cpu(monkeypatch, simulated, has_cuda):
     assert choose_device("auto", Processes()) == (CUDA if has_cuda else CPU)
 
 
+def test_auto_is_the_cpu_if_the_gpu_cannot_compute(monkeypatch, simulated, capsys):
+    problem = RuntimeError("CUDA error: no kernel image is available.\nCompile with")
+    monkeypatch.setattr(torch, "zeros", Mock(side_effect=problem))
+    assert choose_device("auto", Processes()) == CPU
+    assert "warning: cuda cannot be used: CUDA error: no kernel image" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "name", ["cuda:99", "mps", "mps:9", "cuda:x", "cuda:00", "hpu", "meta", ""]
 )
-def test_a_device_that_does_not_exist_is_refused(name, recwarn):
+def test_a_device_that_does_not_exist_is_refused(name, recwarn, monkeypatch):
+    monkeypatch.delattr(torch._C, "_cuda_setDevice", raising=False)  # PyTorch for CPUs lacks it
     with pytest.raises(UserError, match=f"device is '{name}'.* Use auto, cpu"):
         choose_device(name, Processes())
     assert not recwarn  # PyTorch prints no warning
@@ -144,8 +158,7 @@ def test_each_process_uses_only_its_own_gpu(simulated):
         (10**9, "cpu", "cpu"),
     ],
 )
-def test_a_small_network_is_sampled_on_the_cpu(simulated, monkeypatch, parameters, name, expected):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+def test_a_small_network_is_sampled_on_the_cpu(simulated, parameters, name, expected):
     machine = sampling_machine(DeviceConfig(name), parameters)
     assert machine.device.type == expected
 
@@ -205,6 +218,13 @@ def test_a_network_that_becomes_no_cuda_graph_is_called_as_it_is(monkeypatch, ca
     assert capsys.readouterr().err.endswith("without a CUDA graph: it reads a value\n")
     assert torch.equal(forward(IDS_BT), network(IDS_BT))
     assert all(parameter.grad is None for parameter in network.parameters())
+
+
+def test_without_a_c_compiler_pytorch_does_not_look_for_one(monkeypatch, capsys):
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.setattr(torch, "compile", None)
+    Machine(CPU, torch.float32).prepare(steps_of_ids("on"), make_small())
+    assert "without torch.compile: there is no C++ compiler\n" in capsys.readouterr().err
 
 
 def test_random_numbers_are_a_function_of_the_seeds_key():

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -27,6 +28,7 @@ def test_atomic_write_replaces_the_file_only_when_it_is_complete(tmp_path, error
         file.write(b"new content")
         raise error
     assert path.read_bytes() == b"old"
+    assert sorted(tmp_path.iterdir()) == [path, link]
     with atomic_write(path) as file:
         file.write(b"new content")
     assert path.read_bytes() == b"new content"
@@ -35,6 +37,17 @@ def test_atomic_write_replaces_the_file_only_when_it_is_complete(tmp_path, error
     with atomic_write(path) as file:
         file.write(b"new content")
     assert sorted(tmp_path.iterdir()) == [path, link]
+
+
+@pytest.mark.parametrize("refusals", [0, 99])
+def test_windows_waits_while_another_program_reads_the_file(tmp_path, monkeypatch, refusals):
+    replace = Mock(side_effect=[PermissionError(13, "refused")] * refusals + [None])
+    monkeypatch.setattr(Path, "replace", replace)
+    monkeypatch.setattr("model.system.files.os", SimpleNamespace(**vars(os) | {"name": "nt"}))
+    monkeypatch.setattr("time.sleep", Mock())
+    with atomic_write(tmp_path / "file") as file:
+        file.write(b"content")
+    assert replace.call_count == refusals + 1
 
 
 @pytest.mark.parametrize(("number", "is_ignored"), [(errno.EINVAL, True), (errno.EIO, False)])

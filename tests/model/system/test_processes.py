@@ -71,17 +71,17 @@ def test_signals_are_caught_temporarily_except_ignored_ones(capfd):
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as under nohup
     try:
         with catch_signals() as caught:
-            os.kill(os.getpid(), signal.SIGHUP)
+            signal.raise_signal(signal.SIGHUP)
             assert not capfd.readouterr().err
-            os.kill(os.getpid(), signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
             assert "saves and stops after this step or evaluation" in capfd.readouterr().err
-            os.kill(os.getpid(), signal.SIGTERM)  # torchrun passes the signal on
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGTERM)  # torchrun passes the signal on
+            signal.raise_signal(signal.SIGINT)
             assert not capfd.readouterr().err
             with pytest.raises(KeyboardInterrupt):
-                os.kill(os.getpid(), signal.SIGINT)
+                signal.raise_signal(signal.SIGINT)
         assert caught == [signal.SIGTERM, signal.SIGTERM, signal.SIGINT]
         with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
     finally:
         signal.signal(signal.SIGHUP, before)
