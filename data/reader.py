@@ -44,8 +44,8 @@ def find_text_files(paths: Sequence[str]) -> tuple[list[Path], int]:
             if not found:
                 raise UserError(f"{path} has no {TEXT_FILES} files. Try --data {path}/*.md")
         else:
-            is_one = os.path.exists(path) or str(path) == "-"  # else Windows left the wildcards
-            found = [path] if is_one else sorted(map(Path, glob.glob(str(path))))
+            exists = os.path.exists(path) or str(path) == "-"  # Windows does not expand *.md
+            found = [path] if exists else sorted(map(Path, glob.glob(str(path))))
             if not found:
                 raise UserError(f"{path} cannot be found. If the text has moved, use --data NEW.")
         files += found

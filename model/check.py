@@ -43,7 +43,7 @@ def find_mistake(network: nn.Module) -> str:
 
 
 def noisy_copy(network: nn.Module) -> nn.Module:
-    """Return a copy in eval mode on the CPU, with noise: layers of zeros would hide a mistake."""
+    """Return a copy in eval mode, on the CPU, with noise, because layers of zeros hide mistakes."""
     model, rng = copy.deepcopy(network).cpu().float().eval(), torch.Generator().manual_seed(0)
     for parameter in model.parameters():
         parameter.add_(0.1 * torch.randn(parameter.shape, generator=rng))

@@ -56,7 +56,7 @@ def parse_train_command(argv: list[str]) -> Values:
 def open_run_dir(given: Values, processes: Processes) -> AbstractContextManager[Path | None]:
     """Open the directory of --resume, or a new one, for `with`. Only the main process locks it."""
     if "resume" in given:
-        run_dir = Path(given["resume"].removesuffix("last.pt"))  # the path of last.pt is enough
+        run_dir = Path(given["resume"].removesuffix("last.pt"))  # last.pt means its folder
         return lock_run_dir(run_dir) if processes.is_main else nullcontext(run_dir)
     return new_run_dir(given.get("out_dir")) if processes.is_main else nullcontext()
 

@@ -31,7 +31,7 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
             except OSError as error:
                 if error.errno not in NO_FSYNC:
                     raise
-        for _ in range(100 if os.name == "nt" else 0):  # Windows waits while a program reads `path`
+        for _ in range(100 if os.name == "nt" else 0):  # Windows refuses while `path` is read
             with contextlib.suppress(PermissionError):
                 return temporary.replace(path)
             time.sleep(0.1)
