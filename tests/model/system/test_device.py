@@ -67,7 +67,8 @@ def test_threads_are_no_more_than_the_quota_of_a_container(
     monkeypatch.setattr(device, "CGROUP", tmp_path)
     (tmp_path / "cpu").mkdir()
     parts = [quota] if " " in quota else [quota, "100000"] if quota else []
-    for name, part in zip(device.QUOTA_FILES[len(parts) - 1 :], parts, strict=False):
+    names = ["cpu.max"] if len(parts) == 1 else ["cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"]
+    for name, part in zip(names, parts, strict=False):
         (tmp_path / name).write_text(part)
     monkeypatch.setattr(os, "environ", variables)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 64)
