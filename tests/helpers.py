@@ -23,7 +23,7 @@ from tests.conftest import curve
 STEPS = "--max_iters=16 --eval_interval=8 --log_interval=1"
 NETWORKS = network_names()
 CONFIG = GPTConfig(n_layer=3, n_head=2, n_embd=16, block_size=12)
-NO_KERNEL = {"if not is_recorded() and": "if False and"}
+NO_KERNEL = {"if not (is_recorded() or": "if False and ("}
 SCALE, MASK = " / math.sqrt(q_BHTD.size(-1))", ".masked_fill(is_later_TT, -torch.inf)"
 ALIBI = f"""{SCALE}
         distance_TT = torch.arange(T)[:, None] - torch.arange(T)
@@ -157,11 +157,11 @@ def attention_weights(q: torch.Tensor, k: torch.Tensor, window: int = 9999) -> t
 
 def own_equation(weights: str) -> dict[str, str]:
     """Return an edit of quill: an expression of scores_BHTS and visible_TS gives the weights."""
-    mask = "causal_mask(T, S, window, like=scores_BHTS)"
+    mask = "causal_mask(T, S, self.config.block_size, like=scores_BHTS)"
     return NO_KERNEL | {
         "(q_BHTD * D**-0.5) @ k_BHSD.mT": "q_BHTD @ k_BHSD.mT",
-        f"scores_BHTS = scores_BHTS + {mask}": f"visible_TS = {mask} == 0",
-        "scores_BHTS.softmax(dim=-1)": weights,
+        f"mask_TS = {mask}": f"visible_TS = {mask} == 0",
+        "(scores_BHTS + mask_TS).softmax(dim=-1)": weights,
     }
 
 

@@ -1,40 +1,77 @@
-/* The attention page: a network made from a plan (trace.py), a text that it reads and continues, and the display. */
+/* The attention page: a model made from a plan (trace.py), and the display of what it does with a text. */
 
-/* Returns the network of a plan. Its run(ids) computes the outputs: `lens`, the logits before the first and after each
-block, and `calls`, with q, k, v and weights of each attention. */
-function makeNetwork(plan, constants) {
+/* Returns the model of a plan. read(ids) computes `logits`, and `calls` with q, k, v and weights of each attention. */
+function makeModel(plan, constants) {
   const makeBuffer = ([size, isFloat]) => isFloat ? new Float32Array(size) : new Float64Array(size);
-  const buffers = plan.sizes.map((size) => size ? makeBuffer(size) : constants.shift());
+  let used = 0;
+  const buffers = plan.sizes.map((size) => size ? makeBuffer(size) : constants[used++]);
   const revive = (x) => Array.isArray(x) ? x.map(revive) : x?.strides ? { ...x, data: buffers[x.buffer] } : x;
-  const input = revive(plan.ids), T = input.shape[1], [lens, calls] = revive(plan.outputs);
+  const input = revive(plan.ids), [logits, calls] = revive(plan.outputs);
   const steps = plan.ops.map(([name, out, values, row]) => [OPS[name], { ...revive(out), row }, revive(values)]);
   const writers = calls.map(([, , , weights]) => steps.findLastIndex(([, out]) => out.data === weights.data));
   return {
-    T, lens, calls, blocks: plan.blocks,
-    known: [], // the ids of the last run
+    T: input.shape[1], blocks: plan.blocks, logits, calls,
+    ids: [], surprises: [], // the text, and −ln p of each character in nats; the first is 0
     isWhole: false, // whether each run computes all rows
-    off: [], // [attention, head] of each head that is switched off
+    off: [], // [attention, head] of each head that is off
 
-    /* Returns how many ids at the start are the same as in the last run. Their rows need not be computed again. */
-    same(ids) {
-      const changed = ids.findIndex((id, t) => id !== this.known[t]);
-      return this.isWhole ? 0 : changed < 0 ? ids.length : changed;
-    },
-
-    run(ids) {
-      [from, to] = this.isWhole ? [0, T] : [this.same(ids), ids.length];
-      this.known = [...ids];
+    /* Computes a text of at most T characters. The weights of heads that are off become 0. The rows of characters that
+    are the same as before need not be computed again. */
+    read(ids, off = []) {
+      if (String(off) !== String(this.off)) this.ids = [];
+      const changed = ids.findIndex((id, t) => id !== this.ids[t]), same = changed < 0 ? ids.length : changed;
+      [from, to] = this.isWhole ? [0, this.T] : [same, ids.length];
       input.data.fill(0).set(ids);
       steps.forEach(([compute, out, values], i) => {
         compute(out, ...values);
-        for (const [l, h] of this.off) if (writers[l] === i) copy(part(calls[l][3], 1, h, h + 1), 0);
+        for (const [l, h] of off) if (writers[l] === i) copy(part(calls[l][3], 1, h, h + 1), 0);
+      });
+      Object.assign(this, { ids: [...ids], off });
+      this.surprises.length = this.isWhole ? 0 : same;
+      for (let t = this.surprises.length; t < ids.length; t++) {
+        this.surprises[t] = t ? -Math.log(this.probabilities(t - 1)[ids[t]]) : 0;
+      }
+    },
+
+    /* Returns whether the model computes the same losses as in PyTorch, for the texts that page.py chose. First it
+    computes only new rows. This fails if a later character changes an earlier row. Then each run computes all rows. */
+    check(probe) {
+      return [false, true].some((isWhole) => {
+        Object.assign(this, { isWhole, ids: [] });
+        return probe.every(([ids, expected]) => {
+          this.read(ids);
+          const rounded = (nats) => Math.min(nats ?? Infinity, 99); // above 99 nats, the probability is nearly 0
+          return expected.every((x, t) => Math.abs(rounded(this.surprises[t + 1]) - rounded(x)) < 1e-3);
+        });
       });
     },
 
-    /* Switches these heads off, and all others on. The weights of a head that is off become 0. */
-    setOff(off) {
-      if (String(off) !== String(this.off)) this.known = [];
-      this.off = off;
+    /* Returns the probabilities of the character after t. */
+    probabilities: (t, temperature = 1) => softmax(vectorOf(logits, t).map((x) => x / (temperature || 1e-9))),
+
+    /* Returns how much character t looks at characters 0 .. t, in head h of attention l. */
+    weights: (l, h, t) => vectorOf(calls[l][3], t, h, calls[l][3].shape[1], t + 1),
+
+    /* Returns the query (i = 0), key (1) or value (2) of character t, in head h of attention l. */
+    part: (l, h, i, t) => vectorOf(calls[l][i], t, h, calls[l][3].shape[1]),
+
+    /* Returns q · k / √d of character t with characters 0 .. t, and -Infinity where its weight is 0. */
+    scores(l, h, t) {
+      const q = this.part(l, h, 0, t), score = (s) => dot(q, this.part(l, h, 1, s)) / Math.sqrt(q.length);
+      return this.weights(l, h, t).map((weight, s) => weight ? score(s) : -Infinity);
+    },
+
+    /* Returns whether these weights are softmax(Q Kᵀ / √d). */
+    isTextbook(l, h, t) {
+      const w = this.weights(l, h, t), error = 1e-3 * Math.max(...w);
+      return softmax(this.scores(l, h, t)).every((x, s) => Math.abs(x - w[s]) <= error);
+    },
+
+    /* Returns an id for the end of the text, drawn by a random number in [0, 1). */
+    next(temperature, random) {
+      const probs = this.probabilities(this.ids.length - 1, temperature);
+      const drawn = probs.findIndex((p) => (random -= p) < 0);
+      return drawn < 0 ? probs.indexOf(Math.max(...probs)) : drawn;
     },
   };
 }
@@ -47,12 +84,12 @@ function vectorOf(x, t, h = 0, H = 1, length = x.shape.at(-1)) {
   return Array.from({ length }, (_, c) => x.data[start + c * sc]);
 }
 
-const dot = (a, b) => a.reduce((sum, x, i) => sum + x * b[i], 0);
-const mean = (xs) => xs.reduce((a, b) => a + b, 0) / xs.length;
+const sum = (xs) => xs.reduce((a, b) => a + b, 0);
+const dot = (a, b) => sum(a.map((x, i) => x * b[i]));
 
 function softmax(xs) {
-  const largest = Math.max(...xs), powers = xs.map((x) => Math.exp(x - largest)), sum = powers.length * mean(powers);
-  return powers.map((x) => x / sum);
+  const largest = Math.max(...xs), powers = xs.map((x) => Math.exp(x - largest)), total = sum(powers);
+  return powers.map((x) => x / total);
 }
 
 /* Returns a random number in [0, 1). It depends only on the seed and the position, so stopping changes nothing. */
@@ -62,100 +99,253 @@ function uniform(seed, position) {
   return ((x ^ x >>> 16) >>> 0) / 2 ** 32;
 }
 
-/* Returns a text. `ids` are all its characters. The network reads `shown`, which are the ids from `first` on. */
-function makeText(net) {
-  return {
-    ids: [], first: 0, shown: [], surprises: [], // surprises in nats; the first is 0
-
-    /* Computes a text. From a text longer than T, it drops T / 2 characters at the front at once. So while the model
-    writes, the other characters are computed again only once in T / 2 characters. */
-    read(ids) {
-      const half = Math.ceil(net.T / 2), first = Math.ceil(Math.max(0, ids.length - net.T) / half) * half;
-      Object.assign(this, { ids, first, shown: ids.slice(first) });
-      const { shown, surprises } = this, start = net.same(shown);
-      net.run(shown);
-      surprises.length = start;
-      for (let t = start; t < shown.length; t++) surprises[t] = t ? -Math.log(this.probabilities(t - 1)[shown[t]]) : 0;
-    },
-
-    /* Returns whether the network computes the same losses as in PyTorch, for the texts that page.py chose. First it
-    computes only new rows. This fails if a later character changes an earlier row. Then each run computes all rows. */
-    check(probe) {
-      return [false, true].some((isWhole) => {
-        [net.isWhole, net.known] = [isWhole, []];
-        return probe.every(([ids, expected]) => {
-          this.read(ids);
-          const rounded = (nats) => Math.min(nats ?? Infinity, 99); // above 99 nats, the probability is nearly 0
-          return expected.every((x, t) => Math.abs(rounded(this.surprises[t + 1]) - rounded(x)) < 1e-3);
-        });
-      });
-    },
-
-    /* Returns the probabilities of the character after t, from the logits lens[r], by default the network's own. */
-    probabilities: (t, r = net.lens.length - 1) => softmax(vectorOf(net.lens[r], t)),
-
-    /* Returns how much character t looks at characters 0 .. t, in head h of attention l. */
-    weights: (l, h, t) => vectorOf(net.calls[l][3], t, h, net.calls[l][3].shape[1], t + 1),
-
-    /* Returns the query (i = 0), key (1) or value (2) of character t, in head h of attention l. */
-    part: (l, h, i, t) => vectorOf(net.calls[l][i], t, h, net.calls[l][3].shape[1]),
-
-    /* Returns whether the weights of a head are softmax(Q Kᵀ / √d), by a check of three rows. */
-    isTextbook(l, h) {
-      return [0.4, 0.7, 1].every((share) => {
-        const t = Math.ceil(share * (net.known.length - 1)), w = this.weights(l, h, t), q = this.part(l, h, 0, t);
-        const scores = w.map((x, s) => x ? dot(q, this.part(l, h, 1, s)) / Math.sqrt(q.length) : -Infinity);
-        return softmax(scores).every((x, s) => Math.abs(x - w[s]) <= 1e-3 * Math.max(...w));
-      });
-    },
-
-    /* Returns the next id. It is chosen as in sample.py, but with other random numbers. */
-    next(temperature, seed) {
-      const logits = vectorOf(net.lens.at(-1), this.shown.length - 1), likeliest = logits.indexOf(Math.max(...logits));
-      const probs = softmax(logits.map((x) => x / (temperature || 1)));
-      let rest = temperature > 0 ? uniform(seed, this.ids.length) : Infinity;
-      const drawn = probs.findIndex((p) => (rest -= p) < 0);
-      return drawn < 0 ? likeliest : drawn;
-    },
-  };
-}
-
 /* What a person sees and does. */
 
-const element = (id) => document.getElementById(id);
-const LARGEST = 5, SHOWN = 4; // the page lists 5 weights, 5 next characters, and 4 numbers of a vector
-const PAUSE = 300, LARGE = 3e6; // ms to wait after typing; a model with more numbers takes seconds for a text
-let vocab, ids, isLarge, net, text, chars = []; // ids: the id of each character; chars: the shown characters
-let chosen = 0, block = 0, head = 0; // block: the number of an attention in net.calls
-let off = [], allHeads = null; // off: [block, head] of each head that is off; allHeads: the surprises with all heads
-let writing = null, waiting = null, nextShow = 0, warning = ""; // timers of the next character and of a waiting edit
+const LARGEST = 5; // the page lists 5 attention weights and 5 next characters
+const BAR = 9, EFFECT = 0.5; // the height of a full bar in pixels, and its meaning in nats while a head is off
+const SLOW = 200, PAUSE = 300; // ms: after a computation that took longer than SLOW, typing waits for a pause
+let vocab, idOf, all, some; // idOf: the id of each character; all, some: the model with all heads, and with some off
+let shown = {}, duration = 0, timer = 0; // the state on the screen, the ms of its computation, a change that waits
 
+/* All that a person can change. Only change() replaces it. */
+let state = {
+  ids: [], // the text
+  typed: [], dropped: 0, // what was typed. A text that became too long has lost `dropped` characters at its start
+  caret: 0, // the model has read this many characters, and guesses the next one
+  layer: 0, head: 0, // the chosen head. The layer is the number of an attention in all.calls
+  off: [], // [layer, head] of each head that is off
+  temperature: 1, seed: 1337, isWriting: false, note: "",
+};
+
+/* Changes the state and shows it: at once, or after a pause in typing if the model is slow. */
+function change(news) {
+  state = { ...state, ...news };
+  clearTimeout(timer);
+  if (duration < SLOW || state.ids === shown.ids && state.off === shown.off) return show();
+  const isTyping = state.ids !== shown.ids && !state.isWriting;
+  element("text").classList.toggle("waiting", isTyping);
+  say("#note", "Computing …");
+  timer = setTimeout(show, isTyping ? PAUSE : 20);
+}
+
+function show() {
+  const { ids, off } = state, start = performance.now();
+  if (ids !== shown.ids || off !== shown.off) {
+    all.read(ids);
+    if (off.length) some.read(ids, off);
+    duration = performance.now() - start;
+    drawText();
+    drawMaps();
+  }
+  shown = state;
+  drawGuess(state.caret - 1);
+  if (state.isWriting) timer = setTimeout(write);
+}
+
+/* Returns the model that computes what is shown. */
+const current = () => state.off.length ? some : all;
+const isOff = (l, h) => state.off.some((of) => of[0] === l && of[1] === h);
+/* Returns the model that computes what is shown of a head. If the head is off, this is what it did before. */
+const modelOf = (l, h) => isOff(l, h) ? all : current();
+
+const element = (id) => document.getElementById(id);
+const say = (selector, text) => document.querySelectorAll(selector).forEach((node) => node.textContent = text);
 function make(tag, content = "", parent = null, properties = {}) {
   const node = Object.assign(document.createElement(tag), properties);
-  node.append(...[content].flat().filter((part) => part !== ""));
+  node.append(...[content].flat());
   parent?.append(node);
   return node;
 }
-
 const fill = (id, rows) => // fills a table with rows of cells
   element(id).tBodies[0].replaceChildren(...rows.map((cells) => make("tr", cells.map((cell) => make("td", cell)))));
 
 /* Characters that one cannot see get a sign. */
-const NAMED = { " ": "␣", "\n": "↵", "\t": "⇥", "\x7f": "␡" };
+const NAMED = { " ": "␣", "\n": "↵", "\t": "⇥" };
 function visible(c) {
-  const code = c.codePointAt(0);
-  if (c in NAMED || code < 32) return NAMED[c] ?? String.fromCodePoint(0x2400 + code);
-  if (/[\p{C}\p{Z}]/u.test(c)) return "U+" + code.toString(16).toUpperCase().padStart(4, "0");
+  if (c in NAMED) return NAMED[c];
+  if (/[\p{C}\p{Z}]/u.test(c)) return "U+" + c.codePointAt(0).toString(16).toUpperCase().padStart(4, "0");
   return /\p{M}/u.test(c) ? "◌" + c : c;
 }
-const quoted = (c) => "‘\u2068" + visible(c) + "\u2069’"; // isolated, so that right-to-left letters keep the order
 const fixed = (x, digits = 3) => (x || 0).toFixed(digits).replace("-", "−").replace("Infinity", "∞");
-const shownProb = (p) => p < 0.001 ? p.toLocaleString("en", { maximumSignificantDigits: 2 }) : fixed(p);
-/* Returns the first numbers of a vector, as an element of the page. */
-const shownVector = (xs) =>
-  make("code", `(${xs.slice(0, SHOWN).map((x) => fixed(x, 2)).join(", ")}${xs.length > SHOWN ? ", …" : ""})`);
-const toIds = (typed) => [...typed].filter((c) => ids.has(c)).map((c) => ids.get(c));
-const headName = (l, h) => `block ${net.blocks[l]}, head ${h + 1}`;
+const headName = (l, h) => `block ${all.blocks[l]}, head ${h + 1}`;
+
+/* Returns the characters of a text. The model may know é as one character or as two. */
+const split = (text) => [...text.normalize("NFC")].flatMap((c) => idOf.has(c) ? [c] : [...c.normalize("NFD")]);
+const toIds = (text) => split(text).filter((c) => idOf.has(c)).map((c) => idOf.get(c));
+const toText = (ids) => ids.map((id) => vocab[id]).join("");
+
+/* Returns by how many nats switching heads off changed the surprise of each character. */
+const effects = () => current().surprises.map((x, t) => x === all.surprises[t] ? 0 : x - all.surprises[t]);
+
+/* Shows the text. A bar under each character is its surprise, or by how much switching a head off changed it. */
+function drawText() {
+  const { ids, typed, dropped, off } = state, nTyped = typed.length - dropped, box = element("typed");
+  const [nats, full] = off.length ? [effects(), EFFECT] : [all.surprises, Math.log(vocab.length)];
+  const height = (x) => Math.round(BAR * Math.min(1, Math.abs(x) / full));
+  element("shown").replaceChildren(...ids.map((id, t) => make("span", vocab[id], null, {
+    className: (vocab[id] === "\n" ? "newline " : "") + (t < nTyped ? "" : "written"),
+    style: `--bar: var(--${nats[t] < 0 ? "green" : "orange"}); --height: ${height(nats[t])}px`,
+  })), "\u200b"); // makes room for a last, empty line
+  document.querySelector("main").classList.toggle("cut", off.length > 0);
+  element("text").classList.remove("waiting");
+  element("back").disabled = ids.length <= nTyped;
+  if (box.value !== toText(ids)) {
+    box.value = toText(ids);
+    placeCaret();
+  }
+}
+
+function placeCaret() {
+  const place = toText(state.ids.slice(0, state.caret)).length;
+  element("typed").setSelectionRange(place, place);
+}
+
+/* Draws the map of each head at the resolution of the screen. If several weights share a pixel, the largest counts. */
+function drawMaps() {
+  for (const button of element("maps").querySelectorAll("button")) {
+    const [l, h] = button.value.split(" ").map(Number), { data, offset, strides } = modelOf(l, h).calls[l][3];
+    const canvas = button.firstChild, size = Math.round(canvas.clientWidth * devicePixelRatio) || 1;
+    const image = new ImageData(size, size), shades = image.data, n = state.ids.length, steps = n && Math.max(n, size);
+    const [r, g, b] = getComputedStyle(canvas).color.match(/\d+/g), start = offset + h * strides[1];
+    const [cells, places] = [n, size].map((m) => Array.from({ length: steps }, (_, i) => Math.floor(i * m / steps)));
+    new Uint32Array(shades.buffer).fill(b << 16 | g << 8 | r);
+    for (let y = 0; y < steps; y++) for (let x = 0; x <= y; x++) {
+      const weight = data[start + cells[y] * strides[2] + cells[x] * strides[3]];
+      const at = 4 * (places[y] * size + places[x]) + 3; // the root makes small weights visible
+      shades[at] = Math.max(shades[at], 16 + 239 * Math.sqrt(Math.max(0, weight)));
+    }
+    canvas.width = canvas.height = size;
+    canvas.getContext("2d").putImageData(image, 0, 0);
+    button.parentNode.className = isOff(l, h) ? "off" : "";
+  }
+}
+
+/* Shows all that belongs to the guess after character t and to the chosen head. */
+function drawGuess(t) {
+  const { ids, layer, head, temperature, isWriting, note } = state, box = element("text"), n = ids.length;
+  const hasHead = t >= 0 && all.calls.length > 0, w = hasHead ? modelOf(layer, head).weights(layer, head, t) : [];
+  const spans = element("shown").children, top = spans[t]?.offsetTop ?? 0;
+  [...spans].forEach((span, s) => {
+    span.style.setProperty("--used", 0.9 * Math.sqrt(Math.max(0, Math.min(1, w[s] ?? 0))));
+    span.classList.toggle("last", s === t);
+    span.classList.toggle("next", s === t + 1);
+  });
+  box.scrollTop = Math.min(top, Math.max(box.scrollTop, top + 32 - box.clientHeight));
+  for (const button of element("maps").querySelectorAll("button")) {
+    button.ariaPressed = button.value === `${layer} ${head}`;
+    button.lastChild.style.cssText = `top: ${100 * t / n}%; width: ${100 * (t + 1) / n}%`;
+  }
+  const limit = `The model reads at most ${all.T} characters at once, so the page leaves out the others.`;
+  say("#note", note + (state.dropped || n === all.T ? limit : ""));
+  say("#write", isWriting ? "Stop" : "Continue");
+  say("#shown-temperature", fixed(temperature, 1));
+  if (hasHead) say(".head", headName(layer, head));
+  drawExpected(t);
+  drawEffect(t);
+  drawWeights(t, w);
+}
+
+/* Lists the likeliest next characters, and says what the text goes on with. */
+function drawExpected(t) {
+  const { ids, off, temperature } = state, next = ids[t + 1], nats = current().surprises[t + 1];
+  const [now, before] = t < 0 ? [[], []] : [current(), all].map((model) => model.probabilities(t, temperature));
+  const order = [...now.keys()].sort((a, b) => now[b] - now[a]).filter((id, i) => i < LARGEST || id === next);
+  const bar = (p) => make("span", "", null, { className: "bar", style: `width: max(1px, ${100 * p}%)` });
+  fill("next", order.map((id) => [[make("bdi", visible(vocab[id])), id === next ? " ← in the text" : ""],
+    ...(off.length ? [now, before] : [now]).map((probs) => probs[id].toPrecision(3)),
+    off.length ? [bar(now[id]), bar(before[id])] : bar(now[id])]));
+  say("#came", t < 0 ? "Put the caret after a character, because the model needs at least one."
+    : next === undefined ? "The text ends here. Continue draws a character from this table."
+    : `The text goes on with ‘\u2068${visible(vocab[next])}\u2069’. At temperature 1, its surprise is ` +
+      `−ln ${Math.exp(-nats).toPrecision(3)} = ${fixed(nats, 2)} nats.`);
+}
+
+/* Says what switching heads off did to the guess after character t, and to all guesses. */
+function drawEffect(t) {
+  const nats = current().surprises, before = all.surprises, mean = (xs) => fixed(sum(xs) / (xs.length - 1));
+  const changes = effects(), count = (sign) => changes.filter((x) => sign * x > 0.01).length, change = changes[t + 1];
+  const word = Math.abs(change) < 0.005 ? "hardly changes" : change > 0 ? "gets worse" : "gets better";
+  const names = state.off.map((of) => headName(...of)).join(" and ");
+  const one = t < 0 || change === undefined ? "" : `Without ${names}, this guess ${word}: its surprise is ` +
+    `${fixed(nats[t + 1], 2)} nats instead of ${fixed(before[t + 1], 2)}. `;
+  say("#loss", nats.length < 2 ? ""
+    : !names ? `The loss of this text, its mean surprise, is ${mean(nats)} nats.`
+    : changes.every((x) => !x) ? "Nothing changes, because the network does not use the recorded weights."
+    : `${one}In the whole text, ${count(1)} guesses get worse and ${count(-1)} better by more than 0.01 nats. ` +
+      `The loss, the mean surprise, is ${mean(nats)} instead of ${mean(before)}.`);
+}
+
+/* Lists the largest weights of the chosen head, and how the softmax makes them. */
+function drawWeights(t, w) {
+  const { ids, layer, head } = state, model = modelOf(layer, head);
+  if (!w.length) return fill("weights", []);
+  const scores = model.scores(layer, head, t), powers = scores.map(Math.exp);
+  const order = [...w.keys()].filter((s) => w[s]).sort((a, b) => w[b] - w[a]).slice(0, LARGEST);
+  const others = w.length - order.length, rest = (xs) => Math.abs(sum(xs) - sum(order.map((s) => xs[s])));
+  fill("weights", [
+    ...order.map((s) => [[make("bdi", visible(vocab[ids[s]])), t - s ? ` ${t - s} back` : " the last one read"],
+      fixed(scores[s]), powers[s].toPrecision(4), fixed(w[s])]),
+    ...(others ? [[`${others} other${others > 1 ? "s" : ""}`, "", rest(powers).toPrecision(4), fixed(rest(w))]] : []),
+    ["sum", "", sum(powers).toPrecision(4), fixed(sum(w))]]);
+  element("how").className = model.isTextbook(layer, head, t) ? "" : "own";
+  say("#width", model.part(layer, head, 0, t).length);
+}
+
+/* Adds a map, which chooses the head, and a checkbox, which switches the head off or on. */
+function makeHead(row, l, h) {
+  const cell = make("div", "", row), ariaLabel = headName(l, h);
+  const map = make("button", [make("canvas"), make("i")], cell, { value: `${l} ${h}`, ariaLabel });
+  const box = make("input", "", null, { type: "checkbox", checked: true, autocomplete: "off", ariaLabel });
+  make("label", [box, ` head ${h + 1}`], cell);
+  map.onclick = () => change({ layer: l, head: h });
+  box.onchange = () => {
+    const others = state.off.filter((of) => String(of) !== `${l},${h}`);
+    change({ layer: l, head: h, off: box.checked ? others : [...others, [l, h]] });
+  };
+}
+
+/* Adds one character to the text. If the text is as long as the model can read, it first loses its first half. */
+function write() {
+  const { ids, dropped, temperature, seed } = state, half = ids.length < all.T ? 0 : Math.ceil(all.T / 2);
+  const id = ids.length ? current().next(temperature, uniform(seed, dropped + ids.length)) : idOf.get("\n") ?? 0;
+  const longer = [...ids.slice(half), id];
+  change({ ids: longer, dropped: dropped + half, caret: longer.length, note: "" });
+}
+
+function onTyped(event) {
+  const box = element("typed"), isComposing = event.isComposing === true; // as when one types Chinese
+  element("text").classList.toggle("waiting", isComposing);
+  if (isComposing) return;
+  const ids = toIds(box.value).slice(0, all.T), unknown = new Set(split(box.value).filter((c) => !idOf.has(c)));
+  const caret = Math.min(ids.length, toIds(box.value.slice(0, box.selectionEnd)).length);
+  const note = unknown.size ? `The model does not know ${[...unknown].map(visible).join(" ")}. ` : "";
+  change({ ids, typed: ids, dropped: 0, caret, isWriting: false, note });
+}
+
+function listen() {
+  const box = element("typed");
+  document.addEventListener("selectionchange", () => {
+    const caret = toIds(box.value.slice(0, box.selectionEnd)).length, isOld = caret === state.caret || state.isWriting;
+    if (document.activeElement === box && !isOld && !document.querySelector(".waiting")) change({ caret });
+  });
+  const go = (step) => () => {
+    const caret = state.caret + (getComputedStyle(box).direction === "rtl" ? -step : step);
+    change({ caret: Math.max(1, Math.min(state.ids.length, caret)), isWriting: false });
+  };
+  box.oninput = box.oncompositionend = onTyped;
+  box.onfocus = placeCaret;
+  box.onpointerdown = () => state.isWriting && change({ isWriting: false });
+  element("left").onclick = go(-1);
+  element("right").onclick = go(1);
+  element("write").onclick = () => change({ isWriting: !state.isWriting });
+  element("back").onclick = () =>
+    change({ ids: state.typed, dropped: 0, caret: state.typed.length, isWriting: false, note: "" });
+  for (const name of ["temperature", "seed"]) {
+    element(name).value = state[name];
+    element(name).oninput = (event) => change({ [name]: Number(event.target.value) });
+  }
+  onresize = matchMedia("(prefers-color-scheme: dark)").onchange = drawMaps;
+}
 
 async function unpack(base64, formats) {
   const bytes = Uint8Array.from(atob(base64), (c) => c.charCodeAt(0));
@@ -175,252 +365,32 @@ function fromHalf(bits) {
   return sign * size;
 }
 
-/* Computes a text and shows it. Chooses its character t. */
-function update(newIds, t) {
-  if (!newIds.length) newIds = [ids.get("\n") ?? 0];
-  allHeads = null;
-  if (off.length) {
-    net.setOff([]);
-    text.read(newIds);
-    allHeads = [...text.surprises];
-  }
-  net.setOff(off);
-  text.read(newIds);
-  show(t);
-}
-
-/* Shows the text and chooses its character t. While the model writes, this takes about a tenth of the time. */
-function show(t) {
-  const start = performance.now(), box = element("text");
-  chars = text.shown.map((id) => vocab[id]);
-  element("note").textContent = warning + (text.first ? ` The page gives the model at most ${net.T} characters at ` +
-    `once. Here, the model sees the last ${chars.length} of ${text.ids.length}.` : "");
-  while (box.children.length > chars.length) box.lastChild.remove();
-  chars.forEach((c, t) => {
-    const span = box.children[t] ?? make("span", "", box);
-    const broken = c === "\n" ? visible(c) + "\n" : c === " " ? c : visible(c);
-    if (span.textContent !== broken) span.textContent = broken;
-  });
-  box.setAttribute("aria-valuemax", chars.length);
-  showSurprise();
-  choose(t - text.first);
-  nextShow = performance.now() + Math.max(100, 9 * (performance.now() - start));
-}
-
-function showSurprise() {
-  // A surprise is infinite if the model gave the character the probability 0.
-  const orange = text.surprises.map((nats, t) => nats === allHeads?.[t] ? 0 : nats - (allHeads?.[t] ?? 0));
-  const largest = Math.max(...orange.filter(Number.isFinite), allHeads ? 0.1 : 1);
-  const loss = fixed(mean(text.surprises.slice(1))), names = off.map((of) => headName(...of));
-  orange.forEach((nats, t) => {
-    const share = Math.max(0, Math.min(1, nats / largest));
-    element("text").children[t].style.borderBottomColor = `rgb(var(--surprise) / ${share})`;
-  });
-  element("orange").textContent = (allHeads ? "how much more a character surprised the model than with all heads"
-    : `how much a character surprised the model (0 nats: certain, ${fixed(Math.log(vocab.length), 1)} nats: a guess ` +
-      `among ${vocab.length} characters)`) + `. The strongest line means ${fixed(largest, 1)} nats`;
-  element("loss").textContent = chars.length < 2 ? ""
-    : !allHeads ? `The loss of this text, its mean surprise, is ${loss}${names.length ? " without some heads" : ""}.`
-    : orange.every((nats) => nats === 0) ? "Nothing changes, because the network does not use the recorded weights."
-    : `The loss of this text is ${fixed(mean(allHeads.slice(1)))} with all heads, and ${loss} without ` +
-      `${names.join(" and ")}. The orange lines show where the predictions got worse.`;
-}
-
-function write() {
-  const id = text.next(Number(element("temperature").value), Number(element("seed").value)), box = element("typed");
-  box.value = (box.value || vocab[text.ids[0]]) + vocab[id];
-  box.scrollTop = box.scrollHeight;
-  text.read([...text.ids, id]);
-  if (performance.now() > nextShow) show(text.ids.length - 1);
-  writing = setTimeout(write);
-}
-
-/* Starts or stops the writing. */
-function setWriting(on) {
-  clearTimeout(writing);
-  writing = on ? setTimeout(write) : null;
-  allHeads = null;
-  element("write").textContent = on ? "Stop" : "Continue";
-}
-
-/* Stops the writing and shows character t. */
-function stop(t) {
-  setWriting(false);
-  later(() => readBox(t));
-}
-
-/* Calls compute() at once or after `wait` milliseconds, instead of a call that still waits. Shows a note for a large
-model, because its computation takes seconds. */
-function later(compute, wait = isLarge ? 50 : 0) {
-  clearTimeout(waiting);
-  if (!wait) return compute();
-  if (isLarge) element("note").textContent = "Computing …";
-  waiting = setTimeout(compute, wait);
-}
-
-/* Computes the text in the box. Shows its character t, or the character before the cursor. */
-function readBox(t) {
-  const box = element("typed"), unknown = [...new Set(box.value)].filter((c) => !ids.has(c)).map(visible).join(" ");
-  warning = unknown && `The page leaves out characters that the model does not know: ${unknown}`;
-  update(toIds(box.value), t ?? toIds(box.value.slice(0, box.selectionStart)).length - 1);
-}
-
-/* Shows a change at the end of the text at once. Any other change takes longer, so it waits for a pause in typing. */
-function onTyped() {
-  setWriting(false);
-  const newIds = toIds(element("typed").value), isEnd = newIds.every((id, t) => id === (text.ids[t] ?? id));
-  later(() => readBox(), isEnd && !off.length && !isLarge ? 0 : PAUSE);
-}
-
-/* Chooses character t. Scrolls the text, but not the page, so that it is in view. */
-function choose(t) {
-  chosen = Math.max(0, Math.min(chars.length - 1, t));
-  const box = element("text"), span = box.children[chosen], top = span.offsetTop;
-  box.scrollTop = Math.min(top, Math.max(box.scrollTop, top + span.offsetHeight - box.clientHeight));
-  draw(chosen);
-}
-
-/* Shows what the model did at character t. */
-function draw(t) {
-  const nats = text.surprises[t], looked = "Here the model predicts the next character." + drawHead(t);
-  const surprise = `${quoted(chars[t])}, character ${t + 1} of ${chars.length}: ` + (t
-    ? `a surprise of ${fixed(nats, 2)} nats. The model gave it the probability ${shownProb(Math.exp(-nats))}.`
-    : "nothing comes before it, so the model does not predict it.");
-  element("text").querySelector(".chosen")?.classList.remove("chosen");
-  element("text").children[t].classList.add("chosen");
-  element("text").setAttribute("aria-valuenow", t + 1);
-  element("text").setAttribute("aria-valuetext", `${surprise} ${looked}`);
-  element("surprise").textContent = surprise;
-  element("before").hidden = !t;
-  element("looked").textContent = looked;
-  drawExpected(t);
-}
-
-/* Draws all that belongs to the chosen head. Returns a sentence: what it looked at. */
-function drawHead(t) {
-  if (!net.calls.length) return "";
-  const w = text.weights(block, head, t), largest = Math.max(...w);
-  const order = [...w.keys()].filter((s) => w[s]).sort((a, b) => w[b] - w[a]).slice(0, LARGEST);
-  [...element("text").children].forEach((span, s) => {
-    span.style.backgroundColor = w[s] > 0 ? `rgb(var(--attention) / ${0.55 * w[s] / largest})` : "";
-  });
-  element("attention-max").textContent = fixed(largest);
-  drawMaps(t);
-  drawSteps(t, w, order);
-  if (!order.length) return " The chosen head is off.";
-  const back = (s) => `${quoted(chars[s])} ${t - s ? `${t - s} back` : "itself"} (${fixed(w[s], 2)})`;
-  return ` For that, ${headName(block, head)} looked most at ${order.slice(0, 3).map(back).join(", ")}.`;
-}
-
-/* Fills the table of the largest weights: how each came about, and the sum of all. */
-function drawSteps(t, w, order) {
-  const [q, k, v] = [0, 1, 2].map((i) => (s) => text.part(block, head, i, s)), values = w.map((_, s) => v(s));
-  const query = q(t), root = Math.sqrt(query.length), sum = (xs) => xs.reduce((a, b) => a + b, 0);
-  const rows = order.map((s) => [[make("bdi", visible(chars[s])), t - s ? ` ${t - s} back` : " itself"],
-    fixed(dot(query, k(s)), 1), fixed(dot(query, k(s)) / root, 2), fixed(w[s]), shownVector(values[s])]);
-  const out = values[0].map((_, i) => sum(w.map((x, s) => x * values[s][i])));
-  fill("weights", [...rows, [make("b", `all ${w.length}`), "", "", fixed(sum(w)), shownVector(out)]]);
-  element("how").className = net.textbook[block][head] ? "" : "own";
-  element("width").textContent = query.length;
-}
-
-/* Shows the likeliest next characters, at the end and after each block. */
-function drawExpected(t) {
-  const next = chars[t + 1], came = (c) => make("bdi", visible(c), null, { className: c === next ? "came" : "" });
-  const likeliest = (probs) => vocab.map((c, id) => [c, probs[id]]).sort((a, b) => b[1] - a[1]);
-  const expected = likeliest(text.probabilities(t)).filter(([c], i) => i < LARGEST || c === next);
-  fill("next", expected.map(([c, p]) => [[came(c), c === next ? " came next" : ""], shownProb(p),
-    make("span", "", null, { className: "bar", style: `width: max(1px, ${100 * p / expected[0][1]}%)` })]));
-  fill("lens", net.lens.map((_, r) => {
-    const probs = text.probabilities(t, r), best = likeliest(probs).slice(0, 3);
-    const shown = best.flatMap(([c, p], i) => [i ? ", " : "", came(c), ` ${fixed(p, 2)}`]);
-    return [r ? `block ${r}` : "embedding", shown, next === undefined ? "" : shownProb(probs[ids.get(next)])];
-  }));
-}
-
-/* Draws the map of each head, with a line at character t. */
-function drawMaps(t) {
-  const style = getComputedStyle(document.documentElement), n = chars.length, thickness = Math.ceil(n / 80);
-  const [r, g, b] = style.getPropertyValue("--attention").split(" ").map(Number);
-  for (const button of element("maps").querySelectorAll("button")) {
-    const [l, h] = button.value.split(" ").map(Number), { data: weights, offset, strides } = net.calls[l][3];
-    const image = new ImageData(n, n), pixels = new Uint32Array(image.data.buffer), canvas = button.firstChild;
-    for (let row = 0; row < n; row++) for (let s = 0; s <= row; s++) {
-      const weight = weights[offset + h * strides[1] + row * strides[2] + s * strides[3]];
-      const shade = Math.sqrt(Math.max(0, Math.min(1, weight))); // the root makes small weights visible
-      pixels[row * n + s] = b << 16 | g << 8 | r | Math.round(255 * shade) << 24;
-    }
-    button.ariaPressed = l === block && h === head;
-    canvas.width = canvas.height = n;
-    const context = canvas.getContext("2d");
-    context.putImageData(image, 0, 0);
-    context.fillStyle = `rgb(${style.getPropertyValue("--surprise")})`;
-    context.fillRect(0, Math.max(0, t - Math.floor(thickness / 2)), t + 1, thickness);
-  }
-}
-
-/* Adds a map, which chooses the head, and a checkbox, which switches the head off or on. */
-function makeHead(row, l, h) {
-  const cell = make("div", "", row), box = make("input", "", null, { type: "checkbox", checked: true });
-  const map = make("button", make("canvas"), cell, { value: `${l} ${h}`, ariaLabel: headName(l, h) });
-  make("label", [box, ` head ${h + 1}`], cell);
-  map.onclick = () => {
-    [block, head] = [l, h];
-    draw(chosen);
-  };
-  box.onchange = () => {
-    off = box.checked ? off.filter((of) => String(of) !== `${l},${h}`) : [...off, [l, h]];
-    [block, head] = [l, h];
-    stop(text.first + chosen);
-  };
-}
-
-function listen() {
-  const box = element("text"), find = (event) => [...box.children].indexOf(event.target.closest("#text span"));
-  box.onpointerover = (event) => {
-    if (event.pointerType === "mouse" && !writing && find(event) >= 0) draw(find(event));
-  };
-  box.onpointerleave = () => writing || draw(chosen);
-  box.onclick = (event) => {
-    if (find(event) >= 0) writing ? stop(text.first + find(event)) : choose(find(event));
-  };
-  box.onkeydown = (event) => {
-    const moves = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -10, ArrowDown: 10, Home: -net.T, End: net.T };
-    if (!(event.key in moves) || event.ctrlKey || event.metaKey || event.altKey) return;
-    event.preventDefault();
-    choose(chosen + moves[event.key]);
-  };
-  element("before").onclick = () => choose(chosen - 1);
-  element("typed").oninput = onTyped;
-  element("temperature").oninput = (event) => element("shown-temperature").textContent = event.target.value;
-  element("write").onclick = () => writing ? stop(text.ids.length - 1) : later(() => {
-    readBox();
-    setWriting(true);
-  });
-  matchMedia("(prefers-color-scheme: dark)").onchange = () => draw(chosen);
-}
-
 async function openPage() {
-  const data = JSON.parse(element("data").textContent);
+  const data = JSON.parse(element("data").textContent), constants = await unpack(data.constants, data.formats);
   vocab = data.vocab;
-  ids = new Map(vocab.map((c, id) => [c, id]));
-  isLarge = data.formats.reduce((sum, [length]) => sum + length, 0) > LARGE;
-  net = makeNetwork(data.plan, await unpack(data.constants, data.formats));
-  text = makeText(net);
-  block = net.calls.length - 1;
-  element("about").textContent = data.about;
-  element("typed").value = data.text.map((id) => vocab[id]).join("");
-  if (!text.check(data.probe)) element("alert").textContent = "Warning: the page computes other numbers than PyTorch.";
-  const heads = net.calls.map(([, , , weights]) => [...Array(weights.shape[1]).keys()]);
-  net.textbook = heads.map((of, l) => of.map((h) => text.isTextbook(l, h)));
-  heads.forEach((of, l) => {
-    const row = make("div", make("strong", `Block ${net.blocks[l]}`), element("maps"));
-    of.forEach((h) => makeHead(row, l, h));
+  idOf = new Map(vocab.map((c, id) => [c, id]));
+  [all, some] = [makeModel(data.plan, constants), makeModel(data.plan, constants)];
+  const isRight = all.check(data.probe), maps = element("maps");
+  some.isWhole = all.isWhole;
+  all.calls.forEach(([, , , weights], l) => {
+    const row = make("div", make("span", `block ${all.blocks[l]}`), maps);
+    row.style.setProperty("--heads", weights.shape[1]);
+    for (let h = 0; h < weights.shape[1]; h++) makeHead(row, l, h);
   });
-  for (const id of ["heads", "how"]) element(id).hidden = !heads.length;
-  element("lens").closest("section").hidden = net.lens.length < 2;
-  update(data.text, 0);
-  choose(100);
+  for (const id of ["heads", "how"]) element(id).hidden = !all.calls.length;
+  element("quill").hidden = data.network !== "quill";
+  say("#about", data.about);
+  say(".chars", vocab.length);
+  say(".blind", fixed(Math.log(vocab.length), 1));
+  document.querySelector("main").hidden = false;
+  const { text: ids, typed } = data, layer = Math.max(0, all.calls.length - 1);
+  change({ ids, typed: ids.slice(0, typed), caret: Math.ceil(ids.length / 2), layer });
   listen();
-  document.body.inert = false;
+  say("#alert", isRight ? "" : "Warning: the page computes other numbers than PyTorch.");
+}
+
+/* Any failure at the start goes into the alert. */
+function fail(error) {
+  document.querySelector("main").hidden = true;
+  say("#alert", `The page cannot start: ${error}. The file may be damaged, or the browser too old.`);
 }

@@ -12,34 +12,39 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.inspect.record import logit_lens, record_attention
+from model.inspect.record import record_attention
 from model.inspect.trace import OPS, Trace
 
 TEMPLATE, SCRIPT = (Path(__file__).with_name(name) for name in ("page.html", "page.js"))
 MAX_PAGE_CHARS = 256  # the model in the page reads at most this many characters at once
-MAX_TEXT_CHARS = 5000  # the page's text box first shows at most this many characters
+FIRST_CHARS = 120  # the page first shows this many, so that the heads fit on the same screen
 HALF_FROM = 4096  # a parameter with this many numbers or more is rounded to half precision
 
 
 @torch.inference_mode(False)
 @torch.no_grad()
-def attention_page(model: nn.Module, vocab: str, ids: list[int], about: str) -> str:
-    """Return an HTML page that computes what `model` computes. It first shows the text `ids`.
+def attention_page(
+    model: nn.Module, vocab: str, ids: list[int], about: str, n_typed: int | None = None
+) -> str:
+    """Return an HTML page that computes what `model` computes. It needs no other file.
 
-    The page needs no other file. `model` must be in eval mode. Raises AbortError if the model uses
-    an operation that the page lacks.
+    It first shows the beginning of the text `ids`. The model wrote it, except `n_typed` characters.
+    Raises AbortError if the model, which must be in eval mode, uses an operation that is missing.
     """
     model = copy.deepcopy(model).cpu().float()
     for parameter in model.parameters():
         if parameter.numel() >= HALF_FROM:
             parameter.copy_(parameter.half())
     plan, constants = trace_model(model)
+    T = plan["ids"]["shape"][1]
     parts = [pack(x) for x in constants]
     data = {
         "about": about,
         "vocab": list(vocab),
-        "text": ids[-MAX_TEXT_CHARS:],
-        "probe": make_probe(model, plan["ids"]["shape"][1]),
+        "network": model.config.network,
+        "text": ids[: min(T, FIRST_CHARS)],
+        "typed": len(ids) if n_typed is None else n_typed,
+        "probe": make_probe(model, T),
         "plan": plan,
         "formats": [(len(x), kind) for x, (kind, _) in zip(constants, parts, strict=True)],
         "constants": base64.b64encode(zlib.compress(b"".join(b for _, b in parts), 9)).decode(),
@@ -74,10 +79,8 @@ def trace_text(model: nn.Module, length: int) -> tuple[dict[str, Any], list[Tens
     ids_BT = torch.arange(length)[None] % model.vocab_size
     torch.backends.mha.set_fastpath_enabled(False)  # it fuses an nn.Transformer into one operation
     with record_attention(model) as recorded, Trace(ids_BT) as trace:
-        lens = logit_lens(model, ids_BT)
-    # Each part of the lens needed one more pass. Keep only the attention calls of the first pass.
-    recorded = recorded[: len(recorded) // (1 + len(lens) if len(lens) > 1 else 1)]
-    plan, constants = trace.plan([lens, [list(call) for _, call in recorded]])
+        logits_BTV = model(ids_BT)
+    plan, constants = trace.plan([logits_BTV, [list(call) for _, call in recorded]])
     return plan | {"blocks": [block for block, _ in recorded]}, constants
 
 
