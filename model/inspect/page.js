@@ -204,7 +204,8 @@ function placeCaret() {
 function drawMaps() {
   for (const button of element("maps").querySelectorAll("button")) {
     const [l, h] = button.value.split(" ").map(Number), { data, offset, strides } = modelOf(l, h).calls[l][3];
-    const canvas = button.firstChild, size = Math.round(canvas.clientWidth * devicePixelRatio) || 1;
+    // A canvas must fill whole pixels of the screen, because a browser that scales it loses thin columns.
+    const canvas = button.firstChild, size = Math.floor(button.clientWidth * devicePixelRatio) || 1;
     const image = new ImageData(size, size), shades = image.data, n = state.ids.length, steps = n && Math.max(n, size);
     const [r, g, b] = getComputedStyle(canvas).color.match(/\d+/g), start = offset + h * strides[1];
     const [cells, places] = [n, size].map((m) => Array.from({ length: steps }, (_, i) => Math.floor(i * m / steps)));
@@ -215,6 +216,7 @@ function drawMaps() {
       shades[at] = Math.max(shades[at], 16 + 239 * Math.sqrt(Math.max(0, weight)));
     }
     canvas.width = canvas.height = size;
+    canvas.style.width = `${size / devicePixelRatio}px`;
     canvas.getContext("2d").putImageData(image, 0, 0);
     button.parentNode.className = isOff(l, h) ? "off" : "";
   }
