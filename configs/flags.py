@@ -12,18 +12,16 @@ import tomllib
 from collections.abc import Collection
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NoReturn, get_args, get_origin
 
 from configs.errors import UserError
-from configs.settings import PATH
+from configs.settings import PATH, Limit
 
 # Hints for names that people type, because the most similar name in Quill would mislead.
 HINTS = {
     "lr": "Use --learning_rate.",
-    "steps": "Use --max_iters.",
     "epochs": "Use --max_iters.",
     "start": "Use --prompt of sample.py.",
-    "prompt": "Use python sample.py --prompt TEXT.",
     "eval_iters": "An evaluation reads all of the validation text, up to a million characters.",
 }
 
@@ -44,16 +42,16 @@ class ConfigParser(argparse.ArgumentParser):
         self.config_class = config_class
         for group_class in config_class.__bases__:
             group = self.add_argument_group(group_class.__doc__.rstrip("."))
-            hints = get_type_hints(group_class, include_extras=True)
             for field in fields(group_class):
-                kind, help_text, *marks = get_args(hints[field.name])
-                words = [help_text, *(mark for mark in marks if mark[0] in "[(")]  # its interval
+                kind, help_text, *marks = get_args(field.type)
+                notes = [mark.words for mark in marks if isinstance(mark, Limit)]
                 if field.name in by_recipe:
-                    words.append("(the recipe chooses)")
+                    notes.append("the recipe chooses")
                 elif field.default not in (None, ""):
-                    words.append(f"(default {field.default})")
+                    notes.append(f"default {field.default}")
                 options = argument_options(kind, PATH in marks)
-                options["help"] = " ".join(words).replace("%", "%%")
+                note = f" ({'; '.join(notes)})" if notes else ""
+                options["help"] = (help_text + note).replace("%", "%%")
                 group.add_argument(f"--{field.name}", **options)
 
     def error(self, message: str) -> NoReturn:

@@ -38,9 +38,9 @@ SIZES = {
         (4_820_000, 140, 12, 512, 1024),
     ],
 }
-# Above, "gpu" is the device. In the next tables, "gpu" is a GPU with a context of more than 256.
-CHARS_PER_STEP = {"cpu": 2048, "gpu": 8192}
-MAX_READINGS = {"cpu": 24, "gpu": 28}  # more readings of the text do not help
+# A block_size above 256, which SIZES has only for GPUs, is a long context.
+CHARS_PER_STEP = {"short context": 2048, "long context": 8192}
+MAX_READINGS = {"short context": 24, "long context": 28}  # more readings of the text do not help
 LARGER_READINGS = 19  # a larger network is better if it can read the text this often
 MIN_CHARS = 250_000  # a run may always read this many characters, however short its text is
 
@@ -50,18 +50,18 @@ MIN_CHARS = 250_000  # a run may always read this many characters, however short
 # is rounded to tenths, weight decay to halves.
 REGULARIZATION = {
     # by heart  train_temperature, dropout, weight_decay, learning_rate
-    "cpu": [
+    "short context": [
         (17, (0.90, 0.000, 0.50, 0.010)),  # 225,000 characters or more, in a default run
         (48, (0.81, 0.195, 0.75, 0.010)),  # 113,000 characters
         (171, (0.70, 0.430, 1.00, 0.010)),  # 13,000 characters or fewer
     ],
-    "gpu": [
+    "long context": [
         (21, (0.78, 0.00, 1.0, 0.010)),  # Tiny Shakespeare in a default run
         (78, (0.74, 0.13, 1.0, 0.014)),  # Tiny Shakespeare in a minute
     ],
     # If the text is read fewer than AVERAGE_READINGS times, no overfitting has to be avoided.
-    "cpu, read seldom": [(1, (1.0, 0.0, 0.5, 0.007))],
-    "gpu, read seldom": [(1, (1.0, 0.0, 0.5, 0.010))],
+    "short context, read seldom": [(1, (1.0, 0.0, 0.5, 0.007))],
+    "long context, read seldom": [(1, (1.0, 0.0, 0.5, 0.010))],
     "--init_from": [  # with a learning rate of 0.007, trained weights overfit within 40 steps
         (17, (1.0, 0.0, 0.5, 0.001)),
         (34, (0.9, 0.1, 0.5, 0.001)),
@@ -103,18 +103,18 @@ def recipe(budget: Budget) -> dict[str, Any]:
     device = "gpu" if budget.device == "cuda" else "cpu"
     flops = budget.flops or DEFAULT_FLOPS[device]
     n_layer, n_embd, block_size = choose_size(device, flops, budget.train_chars)
-    style = "gpu" if block_size > 256 else "cpu"  # the key of the other tables
+    context = "long context" if block_size > 256 else "short context"
     parameters = budget.parameters or block_parameters(n_layer, n_embd)
     block_size = budget.block_size or block_size
 
     # The run reads as many characters as the computation allows, but the text not too often.
     affordable_chars = max(flops, 1.0) / step_flops(parameters, 1)
-    useful_chars = max(MAX_READINGS[style] * budget.train_chars, MIN_CHARS)
+    useful_chars = max(MAX_READINGS[context] * budget.train_chars, MIN_CHARS)
     chars = min(affordable_chars, useful_chars)
-    settings = regularize(style, parameters, chars, budget)
+    settings = regularize(context, parameters, chars, budget)
 
-    batch_chars = CHARS_PER_STEP[style]
-    if style == "cpu" and chars > LONG_RUN:
+    batch_chars = CHARS_PER_STEP[context]
+    if context == "short context" and chars > LONG_RUN:
         batch_chars *= 2
         if not budget.parameters:
             settings["learning_rate"] = LONG_RUN_RATE
@@ -124,10 +124,10 @@ def recipe(budget: Budget) -> dict[str, Any]:
     useful_steps = max(1, int(useful_chars / cost / (batch_size * block_size)))
 
     # An evaluation takes as long as training on a 27th of the text. All evaluations may take a
-    # fifteenth of the training time. If eight fit into a sixth of it, there are at least eight. On
-    # a GPU, the sample takes longest, so there is one evaluation in 260 steps.
-    affordable = chars / cost / min(budget.train_chars / 27, 350_000)
-    evaluations = steps / 260 if style == "gpu" else max(affordable / 15, min(affordable / 6, 8))
+    # fifteenth of the training time. If eight fit into a sixth of it, there are at least eight.
+    # With a long context, the sample takes longest, so there is one evaluation in 260 steps.
+    most = chars / cost / min(budget.train_chars / 27, 350_000)
+    evaluations = steps / 260 if context == "long context" else max(most / 15, min(most / 6, 8))
     seconds = 60 * budget.minutes * chars / affordable_chars
     is_compiled = budget.device == "cpu" and seconds > COMPILE_SECONDS
     return settings | {
@@ -145,17 +145,17 @@ def choose_size(device: str, flops: float, train_chars: int) -> tuple[int, int, 
     """Return n_layer, n_embd and block_size of the last row of SIZES that fits."""
     for min_chars, min_length, n_layer, n_embd, block_size in SIZES[device]:
         often = step_flops(block_parameters(n_layer, n_embd), LARGER_READINGS * train_chars)
-        is_long = flops >= min(min_length * DEFAULT_FLOPS[device], often)
-        if train_chars >= min_chars and is_long:
+        is_long_run = flops >= min(min_length * DEFAULT_FLOPS[device], often)
+        if train_chars >= min_chars and is_long_run:
             size = n_layer, n_embd, block_size
     return size
 
 
-def regularize(style: str, parameters: int, chars: float, budget: Budget) -> dict[str, float]:
+def regularize(context: str, parameters: int, chars: float, budget: Budget) -> dict[str, float]:
     """Return the learning rate, and what keeps the network from learning the text by heart."""
     readings = chars / budget.train_chars
     has_average = readings >= AVERAGE_READINGS and not budget.parameters
-    key = style if has_average else f"{style}, read seldom"
+    key = context if has_average else f"{context}, read seldom"
     rows = REGULARIZATION["--init_from" if budget.parameters else key]
     by_heart = math.log(readings * math.sqrt(parameters / budget.train_chars))
     places = np.log([place for place, _ in rows])

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from configs.errors import UserError, shorten
+from configs.errors import UserError
 from configs.settings import DataConfig, TrainConfig
 from data.check import check_split
 from data.reader import find_text_files, read_text, tiny_shakespeare
@@ -135,7 +135,7 @@ def open_corpus(config: DataConfig, vocab: str = "") -> Corpus:
     """
     paths = [str(tiny_shakespeare())] if config.data is None else config.data
     files = find_text_files(paths)
-    name = "standard input" if paths[0] == "-" else str(shorten(paths[0]))
+    name = "standard input" if paths[0] == "-" else paths[0]
     if len(files) > 1:
         name += f" ({len(files):,} files)"
     text = "\n".join(read_text(file, config.encoding) for file in files)

@@ -26,9 +26,8 @@ class CharTokenizer:
 
     def encode(self, text: str, name: str = "the text") -> np.ndarray:
         """Return ids_N. If the vocabulary lacks characters, raise UserError, which names them."""
-        table = self.id_of_code_point
-        ids = [table[np.minimum(code_points(part), len(table) - 1)] for part in cut(text)]
-        ids_N = np.concatenate(ids)
+        table, last = self.id_of_code_point, len(self.id_of_code_point) - 1
+        ids_N = np.concatenate([table[np.minimum(code_points(x), last)] for x in cut(text)])
         if (ids_N == len(self.vocab)).any():
             if (other := self.known_form(text)) != text:
                 return self.encode(other, name)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from configs.settings import Config
+from configs.settings import UP_TO_ONE, ZERO_OR_MORE, Config, between
 from model.attention import Cache
 from model.check import uses_cache
 from model.system.console import AbortError
@@ -21,12 +21,12 @@ from model.system.console import AbortError
 class GenerationConfig(Config):
     """How each character is chosen, and how many are written."""
 
-    max_new_tokens: Annotated[int, "characters to write", "[1, 1e9]"] = 500
-    num_samples: Annotated[int, "texts to write", "[1, 1000000]"] = 1
-    temperature: Annotated[float, "below 1: safer text; 0: always the likeliest", "[0, inf)"] = 0.8
-    top_k: Annotated[int, "sample from the k likeliest characters (0: from all)", "[0, 1e15]"] = 0
-    top_p: Annotated[float, "sample from the fewest with this total probability", "(0, 1]"] = 1.0
-    seed: Annotated[int, "the same seed gives the same text", "[0, 1e15]"] = 1337
+    max_new_tokens: Annotated[int, "characters to write", between(1, 10**9)] = 500
+    num_samples: Annotated[int, "texts to write", between(1, 10**6)] = 1
+    temperature: Annotated[float, "below 1: safer; 0: always the likeliest", ZERO_OR_MORE] = 0.8
+    top_k: Annotated[int, "sample from the k likeliest characters; 0: from all", ZERO_OR_MORE] = 0
+    top_p: Annotated[float, "sample from the fewest with this total probability", UP_TO_ONE] = 1.0
+    seed: Annotated[int, "the same seed gives the same text", ZERO_OR_MORE] = 1337
 
 
 def next_char_probs(

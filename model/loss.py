@@ -13,26 +13,26 @@ from torch import Tensor, nn
 
 
 def training_loss(
-    logits_BTV: Tensor, y_BT: Tensor, temperature: float, average_BTV: Tensor | None = None
+    logits_BTV: Tensor, y_BT: Tensor, temperature: float, teacher_BTV: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return the mean loss to minimize, and the mean cross-entropy for the training curve.
 
-    They differ with a temperature or an average. A temperature below 1 sharpens the predictions in
+    They differ with a temperature or a teacher. A temperature below 1 sharpens the predictions in
     training only. Therefore the predictions in evaluation and sampling are less confident, as they
     should be after many epochs. (Guo et al. 2017, "On calibration", fit a temperature after
-    training.) `average_BTV` holds the logits of a running average of the network. With it, half of
+    training.) `teacher_BTV` holds the logits of a running average of the network. With it, half of
     the loss measures the distance to the predictions of the average (Tarvainen and Valpola 2017,
     "Mean teachers are better role models").
     """
-    if temperature == 1 and average_BTV is None:
+    if temperature == 1 and teacher_BTV is None:
         loss = cross_entropy(logits_BTV, y_BT)
         return loss, loss.detach()
     nats = cross_entropy(logits_BTV.detach(), y_BT)
     logits_BTV = logits_BTV / temperature
     loss = cross_entropy(logits_BTV, y_BT)
-    if average_BTV is None:
+    if teacher_BTV is None:
         return loss, nats
-    probs_BTV = (average_BTV.detach().float() / temperature).softmax(dim=-1)
+    probs_BTV = (teacher_BTV.detach().float() / temperature).softmax(dim=-1)
     return (loss + cross_entropy(logits_BTV, probs_BTV)) / 2, nats
 
 

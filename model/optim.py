@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from configs.errors import UserError
 from configs.settings import OptimConfig
 
-AVERAGE_FROM = 50  # from this step on, a network also learns from the average of its weights
+TEACHER_FROM = 50  # from this step on, a network also learns from the average of its weights
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -58,8 +58,7 @@ def make_optimizers(
     betas = (config.beta1, config.beta2)
     groups = [{"params": others, "weight_decay": 0.0}]
     if config.optimizer == "muon" and matrices:
-        lr, decay = config.learning_rate, config.weight_decay
-        muon = Muon(matrices, lr, decay, muon_dtype, uses_graph)
+        muon = Muon(matrices, config.learning_rate, config.weight_decay, muon_dtype, uses_graph)
         return [muon, AdamW(groups, config.learning_rate, betas, fused=True)]
     groups = [{"params": matrices, "weight_decay": config.weight_decay}, *groups]
     groups = [group for group in groups if group["params"]]

@@ -52,7 +52,7 @@ CASES = [
         "gb18030",
     ),
     ("train.py --device hpu --data missing.txt", "device is 'hpu'", "Use auto"),
-    ("train.py --n_layer -3", "n_layer is -3. It must be an integer in [1, 1000]."),
+    ("train.py --n_layer -3", "n_layer is -3. It must be from 1 to 1,000."),
     ("train.py --n_embd 12 --n_head 4", "n_embd is 12", "multiple of 8", "each of the 4 heads"),
     ("train.py --n_embd 130 --n_head 0", "n_embd is 130", "multiple of 4", "each of the 2 heads"),
     ("train.py --gradient_accumulation_steps 3", "batch_size is 4", "multiple of", "1 x 3"),
@@ -105,7 +105,7 @@ CASES = [
     ("sample.py --attention runs/it/best.pt", "runs/it/best.pt", "Name an .html file"),
     ("sample.py --attention missing/a.html", "a folder that exists"),
     ("sample.py --attention ''", "argument --attention: the path is empty"),
-    ("sample.py --top_p 0", "top_p is 0.0. It must be a number in (0, 1]."),
+    ("sample.py --top_p 0", "top_p is 0.0. It must be above 0 and at most 1."),
     ("train.py --network missing", "network is 'missing'", "gpt, quill"),
 ]
 

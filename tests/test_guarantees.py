@@ -68,7 +68,7 @@ def test_a_killed_and_resumed_run_equals_an_uninterrupted_run(
 ):
     """Copies made in steps, in evaluations and at every write hold what SIGKILL would leave."""
     monkeypatch.setattr("model.run.progress.SAVE_SECONDS", save_seconds)
-    monkeypatch.setattr(train, "AVERAGE_FROM", 3)
+    monkeypatch.setattr(train, "TEACHER_FROM", 3)
     flags = f"--network={network} --max_iters=8 --eval_interval=4 --log_interval=1 --dropout=0.2"
     flags += f" --gradient_accumulation_steps=2 --ema_decay={decay} --out_dir="
     fsync, write, add_sample = os.fsync, RecordWriter.write, Log.add_sample

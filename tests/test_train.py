@@ -308,8 +308,8 @@ def test_weights_that_have_read_the_validation_text_are_refused(tiny, text_file,
 
 
 def test_the_average_is_that_of_the_weights_and_is_learned_from(tiny, text_file, monkeypatch):
-    """The network learns from the average from step AVERAGE_FROM on. Evaluations use only this."""
-    monkeypatch.setattr(train, "AVERAGE_FROM", 3)
+    """The network learns from the average from step TEACHER_FROM on. Evaluations use only this."""
+    monkeypatch.setattr(train, "TEACHER_FROM", 3)
     weights = []
 
     def keep_weights(model):
@@ -346,7 +346,7 @@ def test_the_average_is_that_of_the_weights_and_is_learned_from(tiny, text_file,
 
 
 def test_the_average_predicts_without_dropout(tiny, change_network, monkeypatch):
-    monkeypatch.setattr(train, "AVERAGE_FROM", 3)
+    monkeypatch.setattr(train, "TEACHER_FROM", 3)
     modes = []
 
     def keep_mode(network, args):

@@ -13,8 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.amp import GradScaler
-from torch.optim import Optimizer
 
 from configs.errors import UserError
 from configs.flags import to_dict, to_toml
@@ -25,9 +23,6 @@ from model.system.console import require_finite
 from model.system.files import atomic_write
 
 MAGIC = b"QUILLPT8"  # changes when a new version of Quill cannot use older files
-
-# What is trained: the network to evaluate, the network to train, the optimizers, the scaler
-Training = tuple[nn.Module, nn.Module, list[Optimizer], GradScaler]
 
 
 @dataclass
@@ -54,11 +49,14 @@ def save_run(
     state: RunState,
     config: TrainConfig,
     corpus: Corpus,
-    training: Training,
+    parts: tuple,
     is_best: bool,
 ) -> None:
-    """Write config.toml and last.pt. If the model is the best so far, write best.pt first."""
-    evaluated, model, optimizers, scaler = training
+    """Write config.toml and last.pt. If the model is the best so far, write best.pt first.
+
+    `parts` are the network to evaluate, the network to train, the optimizers and the scaler.
+    """
+    evaluated, model, optimizers, scaler = parts
     weights = [*evaluated.parameters(), *model.parameters()]
     total = sum(weight.sum().item() for weight in weights)  # nan if one weight is nan
     require_finite("sum of the weights", total, state.step)
@@ -78,12 +76,12 @@ def save_run(
     save(saved, *(run_dir / name for name in names))
 
 
-def restore(saved: Checkpoint, training: Training) -> RunState:
-    """Load what `saved` holds: a whole run, only weights (--init_from), or nothing.
+def restore(saved: Checkpoint, parts: tuple) -> RunState:
+    """Load what `saved` holds into `parts`: a whole run, only weights (--init_from), or nothing.
 
     Return the state of the run: the step to go on from, losses, times.
     """
-    evaluated, model, optimizers, scaler = training
+    evaluated, model, optimizers, scaler = parts
     if saved.model:
         load_weights(evaluated, saved.model, len(saved.vocab))
         load_weights(model, saved.trained or saved.model, len(saved.vocab))

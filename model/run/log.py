@@ -13,14 +13,13 @@ from torch import Tensor, nn
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
-from configs.errors import quote
 from configs.settings import TrainConfig
 from data.corpus import Corpus
 from model.check import find_mistake
 from model.generate import GenerationConfig, first_character, generate
 from model.networks import count_parameters
 from model.run.progress import Clock, RunState
-from model.system.console import print_line
+from model.system.console import print_line, quote
 from model.system.device import Machine
 from model.system.files import atomic_write
 
@@ -102,7 +101,11 @@ class Log:
         line += f"  val loss {state.val_loss:.4f}"
         if state.chars_per_second > 0:
             line += f"  {state.chars_per_second:,.0f} characters/s"
-        line += f"  {describe_time(clock)}"
+        seconds = clock.now()
+        line += f"  {tqdm.format_interval(seconds)}"
+        if 0 < clock.progress < 1:
+            left = (seconds - state.start_seconds) * (1 / clock.progress - 1)
+            line += f", {tqdm.format_interval(left)} left"
         if is_best:
             line += "  best so far"
         print_line(line, sys.stdout)
@@ -166,17 +169,3 @@ class Log:
         self.bar.close()
         for writer in self.writers.values():
             writer.close()
-
-
-def describe_time(clock: Clock) -> str:
-    """Return words for the time so far and, after the first step, for the time that is left."""
-    seconds = clock.now()
-    if not 0 < clock.progress < 1:
-        return show_time(seconds)
-    left = (seconds - clock.state.start_seconds) * (1 / clock.progress - 1)
-    return f"{show_time(seconds)}, {show_time(left)} left"
-
-
-def show_time(seconds: float) -> str:
-    """Return words for a time, in seconds or in minutes."""
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"

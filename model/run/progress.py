@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from configs.settings import TrainConfig
-from model.system.console import require_finite
 from model.system.processes import Processes
 
 SAVE_SECONDS = 600  # the longest time between two saves of last.pt
@@ -32,9 +31,8 @@ class RunState:
     def record_evaluation(self, loss: float, is_guess: bool) -> bool:
         """Note the validation loss. Return whether the model of this step is the best so far.
 
-        A guess before any training is never the best. Raises AbortError if the loss is nan.
+        A guess before any training is never the best.
         """
-        require_finite("validation loss", loss, self.step)
         self.val_loss, self.val_step = loss, self.step
         is_best = not is_guess and (self.best_val_loss is None or loss < self.best_val_loss)
         if is_best:
@@ -68,7 +66,7 @@ class Clock:
         state.seconds, signal = self.processes.from_main((self.now(), max(signals, default=0)))
         # The progress never falls, even if an evaluation is faster than the evaluation before.
         self.progress = max(self.progress, self.progress_at(state.seconds))
-        self.signal = 0 if self.is_over() else signal
+        self.signal = 0 if self.is_over else signal
         # Every ten minutes, save. Then a crash costs no more than ten minutes.
         self.is_save_due = state.seconds // SAVE_SECONDS > before // SAVE_SECONDS
 
@@ -80,12 +78,14 @@ class Clock:
             share = max(share, (seconds - start) / (end - start)) if seconds < end else 1.0
         return min(share, 1.0)
 
+    @property
     def is_over(self) -> bool:
-        """Return whether the run has made all its steps and is evaluated after the last one."""
+        """Whether the run has made all its steps and is evaluated after the last one."""
         return self.progress >= 1 and self.state.step == self.state.val_step
 
+    @property
     def is_evaluation_due(self) -> bool:
-        """Return whether to evaluate now: every eval_interval steps, and after the last step.
+        """Whether to evaluate now: every eval_interval steps, and after the last step.
 
         An evaluation that would leave no time for more steps waits for the end of the run.
         """

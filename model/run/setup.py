@@ -62,7 +62,7 @@ def open_run_dir(given: Values, processes: Processes) -> AbstractContextManager[
 
 
 def load_start(given: Values, run_dir: Path) -> tuple[Checkpoint, Values]:
-    """Return the checkpoint to start from, and `given` with the settings inherited from it.
+    """Return the checkpoint to start from, and its settings, replaced by the `given` settings.
 
     --resume takes everything from a checkpoint, --init_from only what belongs to the weights.
     Without these flags, the checkpoint is empty.
@@ -106,34 +106,31 @@ def open_text(config: TrainConfig, saved: Checkpoint, processes: Processes) -> C
 
 
 def full_config(
-    draft: TrainConfig, given: Values, saved: Checkpoint, corpus: Corpus, machine: Machine
+    draft: TrainConfig, known: Values, saved: Checkpoint, corpus: Corpus, machine: Machine
 ) -> TrainConfig:
-    """Return all settings of a run: the recipe's choice, replaced by the `given` settings.
+    """Return all settings of a run: the recipe's choice, replaced by the `known` settings.
 
-    `draft` has the given settings only. Raises UserError if the text is too short.
+    `draft` has the known settings only. The recipe reads the length of the text, the device, the
+    time limit and the weights in `saved`. Raises UserError if the text is too short.
     """
-    config = draft
-    if BY_RECIPE - given.keys():  # else there is nothing to choose
-        config = make_config(TrainConfig, ask_recipe(draft, saved, corpus, machine) | given)
+    config, processes = draft, machine.processes
+    if BY_RECIPE - known.keys():  # else there is nothing to choose
+        blocks = [x.numel() for name, x in saved.model.items() if name.startswith("blocks.")]
+        budget = Budget(
+            train_chars=int(len(corpus.ids_N) * (1 - draft.val_fraction)),  # for any val_split
+            minutes=draft.minutes,
+            device=machine.device.type,
+            parameters=sum(blocks),
+            block_size=saved.config.get("block_size", 0),
+        )
+        if draft.minutes:
+            speed = measure_speed(machine, len(corpus.tokenizer.vocab))
+            seconds = max(60 * draft.minutes - processes.seconds(), 1e-9)
+            budget = replace(budget, flops=speed * seconds)
+        config = make_config(TrainConfig, recipe(processes.from_main(budget)) | known)
     corpus.require_length(config.block_size)
     facts = {"n_head": count_heads(config), "dtype": machine.dtype_name}
     return replace(config, **facts, out_dir=None)  # the directory may be moved
-
-
-def ask_recipe(config: TrainConfig, saved: Checkpoint, corpus: Corpus, machine: Machine) -> Values:
-    """Return the recipe's settings for the text, the device, the time limit and the weights."""
-    budget = Budget(
-        train_chars=int(len(corpus.ids_N) * (1 - config.val_fraction)),  # for any val_split
-        minutes=config.minutes,
-        device=machine.device.type,
-        parameters=sum(x.numel() for name, x in saved.model.items() if name.startswith("blocks.")),
-        block_size=saved.config.get("block_size", 0),
-    )
-    if config.minutes:
-        speed = measure_speed(machine, len(corpus.tokenizer.vocab))
-        seconds = 60 * config.minutes - machine.processes.seconds()
-        budget = replace(budget, flops=speed * max(seconds, 1e-9))
-    return recipe(machine.processes.from_main(budget))
 
 
 def measure_speed(machine: Machine, vocab_size: int) -> float:

@@ -5,9 +5,11 @@ import functools
 import gc
 import math
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TextIO
 
 from tqdm import tqdm
@@ -19,7 +21,7 @@ class AbortError(RuntimeError):
     """A command cannot go on, for example after a nan. It prints a line and ends with status 1."""
 
 
-def report_errors(main: Callable[[list[str]], None]) -> Callable[..., int]:
+def report_errors(main: Callable[[list[str]], int | None]) -> Callable[..., int]:
     """Decorate a command's main(argv), so that an expected error is one line on standard error.
 
     Every other exception is a bug and keeps its traceback. The decorated main returns the exit
@@ -33,13 +35,14 @@ def report_errors(main: Callable[[list[str]], None]) -> Callable[..., int]:
         if hasattr(sys.stdout, "reconfigure"):
             sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace", newline="")
         try:
-            main(sys.argv[1:] if argv is None else argv)
-        except SystemExit as done:  # from argparse after --help, from train.py after a signal
+            return main(sys.argv[1:] if argv is None else argv) or 0
+        except SystemExit as done:  # from argparse after --help
             return int(done.code or 0)
         except KeyboardInterrupt:
             return 128 + signal.SIGINT
         except BrokenPipeError:  # the reader, such as head, has ended
             discard_output(sys.stdout)
+            return 0
         except (UserError, AbortError, OSError) as error:
             print_line("error: " + " ".join(str(error).split()), sys.stderr)
             return 2 if isinstance(error, UserError) else 1
@@ -50,7 +53,6 @@ def report_errors(main: Callable[[list[str]], None]) -> Callable[..., int]:
             advice = "Use more --gradient_accumulation_steps, a smaller network or a shorter text."
             print_line(f"error: out of memory. {advice}", sys.stderr)
             return 1
-        return 0
 
     return wrapper
 
@@ -62,6 +64,12 @@ def require_finite(name: str, value: float, step: int) -> None:
             f"the {name} is {value} at step {step}. Earlier checkpoints are intact. Start a new "
             "run with a lower --learning_rate, or, in half precision, resume with --dtype float32."
         )
+
+
+def quote(path: Path) -> str:
+    """Return a path as an argument for a command in a shell. It is relative if it lies here."""
+    here = Path.cwd()
+    return shlex.quote((path.relative_to(here) if path.is_relative_to(here) else path).as_posix())
 
 
 def print_line(text: str, stream: TextIO) -> None:

@@ -69,10 +69,6 @@ class Machine:
         if self.device.type != "cpu":
             torch.accelerator.synchronize(self.device)
 
-    def make_scaler(self) -> torch.amp.GradScaler:
-        """Return a scaler that keeps float16 gradients in range. For other dtypes, it is off."""
-        return torch.amp.GradScaler(self.device.type, enabled=self.dtype == torch.float16)
-
     def uses_cuda_graph(self, config: TrainConfig) -> bool:
         """Return whether training uses a CUDA graph: one process on a GPU, a batch in one part."""
         is_single = self.processes.world_size == config.gradient_accumulation_steps == 1

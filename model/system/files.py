@@ -8,7 +8,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO
 
-from configs.errors import UserError, quote
+from configs.errors import UserError
+from model.system.console import quote
 
 NO_FSYNC = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)  # some network file systems refuse fsync
 
@@ -37,13 +38,10 @@ def new_run_dir(out_dir: str | None) -> Iterator[Path]:
 
     At the end, an empty folder is removed again.
     """
-    path = Path(os.path.expanduser(out_dir or datetime.now().strftime("runs/%Y%m%d-%H%M%S")))
+    path = Path(out_dir or datetime.now().strftime("runs/%Y%m%d-%H%M%S"))
     while not out_dir and path.exists():  # another run may have begun in the same second
         path = path.with_name(path.name + "+")
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"out_dir {path} cannot be written: {error}.") from None
+    path.mkdir(parents=True, exist_ok=True)
     with lock_run_dir(path):
         if any(path.iterdir()):
             raise UserError(

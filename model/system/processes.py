@@ -51,7 +51,7 @@ class Processes:
         """Disconnect from the other processes. After an error, do not wait for them."""
         if self.world_size == 1:
             return
-        if error is None or isinstance(error, (SystemExit, UserError)):
+        if error is None or isinstance(error, UserError):
             dist.destroy_process_group()
         if isinstance(error, RuntimeError) and "gloo" in str(error):  # names a file of gloo
             message = "another process of this run has ended. Its last message says why."
@@ -89,13 +89,13 @@ class Processes:
         for buffer in model.buffers():
             dist.broadcast(buffer, 0)
 
-    def sum(self, *values: float) -> list[float]:
-        """Return the sum of each value over all processes. Every process gets the same list."""
+    def average(self, *values: float) -> list[float]:
+        """Return the mean of each value over all processes. Every process gets the same list."""
         if self.world_size == 1:
             return list(values)
         sums = torch.tensor(values, dtype=torch.float64)
         dist.all_reduce(sums)
-        return sums.tolist()
+        return (sums / self.world_size).tolist()
 
     def from_main(self, value: Any) -> Any:
         """Return the `value` of the main process, in every process."""

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.errors import UserError, quote
-from model.system.console import AbortError, report_errors
+from configs.errors import UserError
+from model.system.console import AbortError, quote, report_errors
 
 OUT_OF_MEMORY = "error: out of memory. Use more --gradient_accumulation_steps, "
 OUT_OF_MEMORY += "a smaller network or a shorter text.\n"
