@@ -38,8 +38,8 @@ async function act() {
     (th) => th.innerText);
   const look = () => ({
     read: spans().findIndex((span) => span.classList.contains("last")) + 1,
-    blue: spans().map((span) => span.style.getPropertyValue("--used")),
-    bars: spans().map((span) => span.style.cssText.split("--used")[0]),
+    blue: spans().map((span) => span.style.getPropertyValue("--blue-share")),
+    bars: spans().map((span) => span.style.cssText.split("--blue-share")[0]),
     weights: cells("weights"),
     next: cells("next"),
     came: element("came").innerText,
@@ -51,6 +51,7 @@ async function act() {
     await until(() => look().read === position);
   };
   seen.start = look();
+  document.querySelectorAll("#maps button")[4].click();
   await place(CARET); seen.caret = look();
   element("left").click(); seen.left = look();
   element("right").click(); element("right").click(); seen.right = look();
@@ -144,7 +145,8 @@ def test_attention_page_follows_caret_and_escapes_hostile_text(edited, edit_netw
     assert seen.pop("mine") == [False] * 6 + [True] * (len(written) - 6)
 
     read = {name: look["read"] for name, look in seen.items()}
-    assert read == {"start": math.ceil(T / 2), "caret": caret, "left": caret - 1} | dict.fromkeys(
+    assert read.pop("start") > T / 2
+    assert read == {"caret": caret, "left": caret - 1} | dict.fromkeys(
         ("right", "block", "head", "off"), caret + 1
     )
     blue = {name: look["blue"] for name, look in seen.items()}
@@ -184,4 +186,4 @@ def test_a_damaged_page_says_so():
     html = page.attention_page(model, "abcde", [0, 1, 2], "")
     Path("page.html").write_text(html.replace('"constants": "', '"constants": "AAAA'), "utf-8")
     document, _ = open_in_browser(Path("page.html").resolve().as_uri(), 3000)
-    assert re.search(r'id="alert".*The page cannot start: TypeError.*may be damaged', document)
+    assert re.search(r'id="alert".*The page cannot start: Error: its numbers are damaged', document)

@@ -2,33 +2,45 @@
 
 /* Returns the model of a plan. read(ids) computes `logits`, and `calls` with q, k, v and weights of each attention. */
 function makeModel(plan, constants) {
-  const makeBuffer = ([size, isFloat]) => isFloat ? new Float32Array(size) : new Float64Array(size);
-  let used = 0;
-  const buffers = plan.sizes.map((size) => size ? makeBuffer(size) : constants[used++]);
-  const revive = (x) => Array.isArray(x) ? x.map(revive) : x?.strides ? { ...x, data: buffers[x.buffer] } : x;
-  const input = revive(plan.ids), [logits, calls] = revive(plan.outputs);
-  const steps = plan.ops.map(([name, out, values, row]) => [OPS[name], { ...revive(out), row }, revive(values)]);
-  const writers = calls.map(([, , , weights]) => steps.findLastIndex(([, out]) => out.data === weights.data));
+  const buffers = plan.buffers.map(({ constant, size, isFloat }) =>
+    constants[constant] ?? (isFloat ? new Float32Array(size) : new Float64Array(size)));
+  /* Returns a copy of x in which each tensor has its buffer. */
+  function withData(x) {
+    if (x?.strides) return { ...x, data: buffers[x.buffer] };
+    if (Array.isArray(x)) return x.map(withData);
+    return x instanceof Object ? Object.fromEntries(Object.entries(x).map(([key, y]) => [key, withData(y)])) : x;
+  }
+  const { ids: input, logits, calls, ops } = withData(plan);
+  // The number of the operation that computes the weights of each attention.
+  const weightOps = calls.map(({ weights }) => ops.findLastIndex(({ out }) => out.data === weights.data));
   return {
-    T: input.shape[1], blocks: plan.blocks, logits, calls,
+    T: input.shape[1], logits, calls,
     ids: [], surprises: [], // the text, and −ln p of each character in nats; the first is 0
     isWhole: false, // whether each run computes all rows
-    off: [], // [attention, head] of each head that is off
+    off: [], // [layer, head] of each head that is off; the layer is a number of an attention in `calls`
 
-    /* Computes a text of at most T characters. The weights of heads that are off become 0. The rows of characters that
-    are the same as before need not be computed again. */
+    /* Returns how many rows need not be computed, because the text begins as in the last run. */
+    countKnown(ids, off) {
+      const isSame = String(off) === String(this.off);
+      const changed = isSame ? ids.findIndex((id, t) => id !== this.ids[t]) : 0;
+      if (this.isWhole) return changed < 0 && ids.length === this.ids.length ? ids.length : 0;
+      return changed < 0 ? ids.length : changed;
+    },
+
+    /* Computes a text of at most T characters. The weights of heads that are off become 0. */
     read(ids, off = []) {
-      if (String(off) !== String(this.off)) this.ids = [];
-      const changed = ids.findIndex((id, t) => id !== this.ids[t]), same = changed < 0 ? ids.length : changed;
-      [from, to] = this.isWhole ? [0, this.T] : [same, ids.length];
+      const known = this.countKnown(ids, off);
+      [from, to] = this.isWhole ? [0, this.T] : [known, ids.length];
       input.data.fill(0).set(ids);
-      steps.forEach(([compute, out, values], i) => {
-        compute(out, ...values);
-        for (const [l, h] of off) if (writers[l] === i) copy(part(calls[l][3], 1, h, h + 1), 0);
+      ops.forEach(({ name, out, args }, i) => {
+        OPS[name](out, ...args);
+        for (const [layer, head] of off) {
+          if (weightOps[layer] === i) copy(part(calls[layer].weights, 1, head, head + 1), 0);
+        }
       });
       Object.assign(this, { ids: [...ids], off });
-      this.surprises.length = this.isWhole ? 0 : same;
-      for (let t = this.surprises.length; t < ids.length; t++) {
+      this.surprises.length = known;
+      for (let t = known; t < ids.length; t++) {
         this.surprises[t] = t ? -Math.log(this.probabilities(t - 1)[ids[t]]) : 0;
       }
     },
@@ -36,12 +48,12 @@ function makeModel(plan, constants) {
     /* Returns whether the model computes the same losses as in PyTorch, for the texts that page.py chose. First it
     computes only new rows. This fails if a later character changes an earlier row. Then each run computes all rows. */
     check(probe) {
+      const rounded = (nats) => Math.min(nats ?? Infinity, 99); // above 99 nats, the probability is nearly 0
       return [false, true].some((isWhole) => {
         Object.assign(this, { isWhole, ids: [] });
-        return probe.every(([ids, expected]) => {
+        return probe.every(({ ids, nats }) => {
           this.read(ids);
-          const rounded = (nats) => Math.min(nats ?? Infinity, 99); // above 99 nats, the probability is nearly 0
-          return expected.every((x, t) => Math.abs(rounded(this.surprises[t + 1]) - rounded(x)) < 1e-3);
+          return nats.every((x, t) => Math.abs(rounded(this.surprises[t + 1]) - rounded(x)) < 1e-3);
         });
       });
     },
@@ -49,22 +61,17 @@ function makeModel(plan, constants) {
     /* Returns the probabilities of the character after t. */
     probabilities: (t, temperature = 1) => softmax(vectorOf(logits, t).map((x) => x / (temperature || 1e-9))),
 
-    /* Returns how much character t looks at characters 0 .. t, in head h of attention l. */
-    weights: (l, h, t) => vectorOf(calls[l][3], t, h, calls[l][3].shape[1], t + 1),
+    /* Returns how much character t looks at characters 0 .. t. */
+    weights: (layer, head, t) => vectorOf(calls[layer].weights, t, head).slice(0, t + 1),
 
-    /* Returns the query (i = 0), key (1) or value (2) of character t, in head h of attention l. */
-    part: (l, h, i, t) => vectorOf(calls[l][i], t, h, calls[l][3].shape[1]),
+    /* Returns the vector of character t: its query ("q"), key ("k") or value ("v"). */
+    vector: (layer, head, name, t) => vectorOf(calls[layer][name], t, head, calls[layer].weights.shape[1]),
 
     /* Returns q · k / √d of character t with characters 0 .. t, and -Infinity where its weight is 0. */
-    scores(l, h, t) {
-      const q = this.part(l, h, 0, t), score = (s) => dot(q, this.part(l, h, 1, s)) / Math.sqrt(q.length);
-      return this.weights(l, h, t).map((weight, s) => weight ? score(s) : -Infinity);
-    },
-
-    /* Returns whether these weights are softmax(Q Kᵀ / √d). */
-    isTextbook(l, h, t) {
-      const w = this.weights(l, h, t), error = 1e-3 * Math.max(...w);
-      return softmax(this.scores(l, h, t)).every((x, s) => Math.abs(x - w[s]) <= error);
+    scores(layer, head, t) {
+      const q = this.vector(layer, head, "q", t), root = Math.sqrt(q.length);
+      return this.weights(layer, head, t).map((weight, s) =>
+        weight ? dot(q, this.vector(layer, head, "k", s)) / root : -Infinity);
     },
 
     /* Returns an id for the end of the text, drawn by a random number in [0, 1). */
@@ -76,12 +83,13 @@ function makeModel(plan, constants) {
   };
 }
 
-/* Returns the vector of character t in a tensor of shape 1, T, C, or its vector in head h if the shape is 1, H, T, D.
-If the tensor has fewer than H heads, several heads share one of them. */
-function vectorOf(x, t, h = 0, H = 1, length = x.shape.at(-1)) {
-  const [sh, st, sc] = x.strides.slice(-3), shared = x.shape.length < 4 ? 0 : Math.floor(h * x.shape[1] / H);
-  const start = x.offset + shared * sh + t * st;
-  return Array.from({ length }, (_, c) => x.data[start + c * sc]);
+/* Returns the vector of character t in a tensor of shape 1, T, C, or its vector in a head if the shape is 1, H, T, D.
+If the tensor has fewer heads than the attention, several heads share one of them. */
+function vectorOf(x, t, head = 0, nHeads = x.shape[1]) {
+  const [headStride, rowStride, stride] = x.strides.slice(-3);
+  const shared = x.shape.length < 4 ? 0 : Math.floor(head * x.shape[1] / nHeads);
+  const start = x.offset + shared * headStride + t * rowStride;
+  return Array.from({ length: x.shape.at(-1) }, (_, i) => x.data[start + i * stride]);
 }
 
 const sum = (xs) => xs.reduce((a, b) => a + b, 0);
@@ -90,6 +98,12 @@ const dot = (a, b) => sum(a.map((x, i) => x * b[i]));
 function softmax(xs) {
   const largest = Math.max(...xs), powers = xs.map((x) => Math.exp(x - largest)), total = sum(powers);
   return powers.map((x) => x / total);
+}
+
+/* Returns whether these attention weights are the softmax of these scores. */
+function isSoftmax(weights, scores) {
+  const error = 1e-3 * Math.max(...weights);
+  return softmax(scores).every((x, s) => Math.abs(x - weights[s]) <= error);
 }
 
 /* Returns a random number in [0, 1). It depends only on the seed and the position, so stopping changes nothing. */
@@ -103,50 +117,65 @@ function uniform(seed, position) {
 
 const LARGEST = 5; // the page lists 5 attention weights and 5 next characters
 const BAR = 9, EFFECT = 0.5; // the height of a full bar in pixels, and its meaning in nats while a head is off
-const SLOW = 200, PAUSE = 300; // ms: after a computation that took longer than SLOW, typing waits for a pause
+const SLICE = 250; // ms: a longer computation is interrupted, because a browser answers no key in between
 let vocab, idOf, all, some; // idOf: the id of each character; all, some: the model with all heads, and with some off
-let shown = {}, duration = 0, timer = 0; // the state on the screen, the ms of its computation, a change that waits
+let shown = {}, timer = 0; // the state on the screen, and what will be done next
+let pace = 1; // ms for each row that a model computes
 
 /* All that a person can change. Only change() replaces it. */
 let state = {
   ids: [], // the text
   typed: [], dropped: 0, // what was typed. A text that became too long has lost `dropped` characters at its start
   caret: 0, // the model has read this many characters, and guesses the next one
-  layer: 0, head: 0, // the chosen head. The layer is the number of an attention in all.calls
+  layer: 0, head: 0, // the chosen head
   off: [], // [layer, head] of each head that is off
   temperature: 1, seed: 1337, isWriting: false, note: "",
 };
 
-/* Changes the state and shows it: at once, or after a pause in typing if the model is slow. */
+/* Changes the state and shows it. If this takes long, it first says so. */
 function change(news) {
   state = { ...state, ...news };
   clearTimeout(timer);
-  if (duration < SLOW || state.ids === shown.ids && state.off === shown.off) return show();
-  const isTyping = state.ids !== shown.ids && !state.isWriting;
-  element("text").classList.toggle("waiting", isTyping);
+  const { ids, off } = state, text = toText(ids), box = element("typed");
+  if (box.value !== text) {
+    box.value = text;
+    placeCaret();
+  }
+  const nKnown = all.countKnown(ids, []) + (off.length ? some.countKnown(ids, off) : ids.length);
+  if ((2 * ids.length - nKnown) * pace <= SLICE) return show();
+  element("text").classList.toggle("waiting", ids !== shown.ids);
   say("#note", "Computing …");
-  timer = setTimeout(show, isTyping ? PAUSE : 20);
+  timer = setTimeout(show, 20);
 }
 
+/* Computes the text, and shows it when it is complete. */
 function show() {
-  const { ids, off } = state, start = performance.now();
-  if (ids !== shown.ids || off !== shown.off) {
-    all.read(ids);
-    if (off.length) some.read(ids, off);
-    duration = performance.now() - start;
-    drawText();
-    drawMaps();
+  const { ids, off } = state, isNew = ids !== shown.ids || off !== shown.off;
+  if (isNew && !(compute(all, []) && (!off.length || compute(some, off)))) {
+    timer = setTimeout(show);
+    return;
   }
   shown = state;
-  drawGuess(state.caret - 1);
+  drawText();
+  if (isNew) drawMaps();
+  drawGuess();
   if (state.isWriting) timer = setTimeout(write);
+}
+
+/* Computes as many rows as SLICE allows. Returns whether the text is complete. */
+function compute(model, off) {
+  const { ids } = state, known = model.countKnown(ids, off), start = performance.now();
+  const end = model.isWhole ? ids.length : Math.min(ids.length, known + Math.ceil(SLICE / pace));
+  model.read(ids.slice(0, end), off);
+  if (end - known >= 16) pace = (performance.now() - start) / (end - known); // a few rows would take too long for each
+  return end === ids.length;
 }
 
 /* Returns the model that computes what is shown. */
 const current = () => state.off.length ? some : all;
-const isOff = (l, h) => state.off.some((of) => of[0] === l && of[1] === h);
+const isOff = (layer, head) => state.off.some((of) => of[0] === layer && of[1] === head);
 /* Returns the model that computes what is shown of a head. If the head is off, this is what it did before. */
-const modelOf = (l, h) => isOff(l, h) ? all : current();
+const modelOf = (layer, head) => isOff(layer, head) ? all : current();
 
 const element = (id) => document.getElementById(id);
 const say = (selector, text) => document.querySelectorAll(selector).forEach((node) => node.textContent = text);
@@ -156,8 +185,12 @@ function make(tag, content = "", parent = null, properties = {}) {
   parent?.append(node);
   return node;
 }
-const fill = (id, rows) => // fills a table with rows of cells
-  element(id).tBodies[0].replaceChildren(...rows.map((cells) => make("tr", cells.map((cell) => make("td", cell)))));
+
+/* Fills a table with rows of cells. */
+function fill(id, rows) {
+  const makeRow = (cells) => make("tr", cells.map((cell) => make("td", cell)));
+  element(id).tBodies[0].replaceChildren(...rows.map(makeRow));
+}
 
 /* Characters that one cannot see get a sign. */
 const NAMED = { " ": "␣", "\n": "↵", "\t": "⇥" };
@@ -167,97 +200,117 @@ function visible(c) {
   return /\p{M}/u.test(c) ? "◌" + c : c;
 }
 const fixed = (x, digits = 3) => (x || 0).toFixed(digits).replace("-", "−").replace("Infinity", "∞");
-const headName = (l, h) => `block ${all.blocks[l]}, head ${h + 1}`;
+const headName = (layer, head) => `block ${all.calls[layer].block}, head ${head + 1}`;
 
 /* Returns the characters of a text. The model may know é as one character or as two. */
 const split = (text) => [...text.normalize("NFC")].flatMap((c) => idOf.has(c) ? [c] : [...c.normalize("NFD")]);
 const toIds = (text) => split(text).filter((c) => idOf.has(c)).map((c) => idOf.get(c));
 const toText = (ids) => ids.map((id) => vocab[id]).join("");
 
-/* Returns by how many nats switching heads off changed the surprise of each character. */
-const effects = () => current().surprises.map((x, t) => x === all.surprises[t] ? 0 : x - all.surprises[t]);
-
-/* Shows the text. A bar under each character is its surprise, or by how much switching a head off changed it. */
-function drawText() {
-  const { ids, typed, dropped, off } = state, nTyped = typed.length - dropped, box = element("typed");
-  const [nats, full] = off.length ? [effects(), EFFECT] : [all.surprises, Math.log(vocab.length)];
-  const height = (x) => Math.round(BAR * Math.min(1, Math.abs(x) / full));
-  element("shown").replaceChildren(...ids.map((id, t) => make("span", vocab[id], null, {
-    className: (vocab[id] === "\n" ? "newline " : "") + (t < nTyped ? "" : "written"),
-    style: `--bar: var(--${nats[t] < 0 ? "green" : "orange"}); --height: ${height(nats[t])}px`,
-  })), "\u200b"); // makes room for a last, empty line
-  document.querySelector("main").classList.toggle("cut", off.length > 0);
-  element("text").classList.remove("waiting");
-  element("back").disabled = ids.length <= nTyped;
-  if (box.value !== toText(ids)) {
-    box.value = toText(ids);
-    placeCaret();
-  }
-}
-
 function placeCaret() {
   const place = toText(state.ids.slice(0, state.caret)).length;
   element("typed").setSelectionRange(place, place);
 }
 
+/* Returns by how many nats switching heads off changed the surprise of each character. */
+const effects = () => current().surprises.map((x, t) => x === all.surprises[t] ? 0 : x - all.surprises[t]);
+
+/* Returns the attention weights of the guess at the caret in the chosen head. */
+function chosenWeights() {
+  const { layer, head, caret } = state;
+  return caret && all.calls.length ? modelOf(layer, head).weights(layer, head, caret - 1) : [];
+}
+
+/* Shows the text. A bar under a character is its surprise, or by how much switching a head off changed the surprise.
+Blue is the attention weight of a character. */
+function drawText() {
+  const { ids, typed, dropped, off, caret } = state, nTyped = typed.length - dropped;
+  const nats = off.length ? effects() : all.surprises, full = off.length ? EFFECT : Math.log(vocab.length);
+  const weights = chosenWeights(), text = element("shown"), box = element("text");
+  while (text.children.length > ids.length) text.lastElementChild.remove();
+  while (text.children.length < ids.length) text.lastChild.before(make("span")); // the last child makes room for an empty line
+  [...text.children].forEach((span, t) => {
+    const char = vocab[ids[t]], height = Math.round(BAR * Math.min(1, Math.abs(nats[t]) / full));
+    const blue = 0.9 * Math.sqrt(Math.max(0, Math.min(1, weights[t] ?? 0)));
+    const classes = { newline: char === "\n", written: t >= nTyped, last: t === caret - 1, next: t === caret };
+    const className = Object.keys(classes).filter((name) => classes[name]).join(" ");
+    const style = `--bar: var(--${nats[t] < 0 ? "green" : "orange"}); --height: ${height}px; --blue-share: ${blue}`;
+    if (span.textContent !== char) span.textContent = char;
+    if (span.className !== className) span.className = className;
+    if (span.style.cssText !== style) span.style.cssText = style;
+  });
+  box.classList.remove("waiting");
+  const top = text.children[caret - 1]?.offsetTop ?? 0; // keep the caret in sight
+  box.scrollTop = Math.min(top, Math.max(box.scrollTop, top + 32 - box.clientHeight));
+}
+
 /* Draws the map of each head at the resolution of the screen. If several weights share a pixel, the largest counts. */
 function drawMaps() {
   for (const button of element("maps").querySelectorAll("button")) {
-    const [l, h] = button.value.split(" ").map(Number), { data, offset, strides } = modelOf(l, h).calls[l][3];
-    // A canvas must fill whole pixels of the screen, because a browser that scales it loses thin columns.
-    const canvas = button.firstChild, size = Math.floor(button.clientWidth * devicePixelRatio) || 1;
-    const image = new ImageData(size, size), shades = image.data, n = state.ids.length, steps = n && Math.max(n, size);
-    const [r, g, b] = getComputedStyle(canvas).color.match(/\d+/g), start = offset + h * strides[1];
-    const [cells, places] = [n, size].map((m) => Array.from({ length: steps }, (_, i) => Math.floor(i * m / steps)));
-    new Uint32Array(shades.buffer).fill(b << 16 | g << 8 | r);
-    for (let y = 0; y < steps; y++) for (let x = 0; x <= y; x++) {
-      const weight = data[start + cells[y] * strides[2] + cells[x] * strides[3]];
-      const at = 4 * (places[y] * size + places[x]) + 3; // the root makes small weights visible
-      shades[at] = Math.max(shades[at], 16 + 239 * Math.sqrt(Math.max(0, weight)));
-    }
-    canvas.width = canvas.height = size;
+    const [layer, head] = button.value.split(" ").map(Number), canvas = button.firstChild;
+    // The canvas must fill whole pixels of the screen, because a browser that scales it loses thin columns.
+    const size = Math.floor(button.clientWidth * devicePixelRatio) || 1;
     canvas.style.width = `${size / devicePixelRatio}px`;
-    canvas.getContext("2d").putImageData(image, 0, 0);
-    button.parentNode.className = isOff(l, h) ? "off" : "";
+    canvas.width = canvas.height = size;
+    canvas.getContext("2d").putImageData(mapImage(modelOf(layer, head).calls[layer].weights, head, size, canvas), 0, 0);
+    button.parentNode.className = isOff(layer, head) ? "off" : "";
   }
 }
 
-/* Shows all that belongs to the guess after character t and to the chosen head. */
-function drawGuess(t) {
-  const { ids, layer, head, temperature, isWriting, note } = state, box = element("text"), n = ids.length;
-  const hasHead = t >= 0 && all.calls.length > 0, w = hasHead ? modelOf(layer, head).weights(layer, head, t) : [];
-  const spans = element("shown").children, top = spans[t]?.offsetTop ?? 0;
-  [...spans].forEach((span, s) => {
-    span.style.setProperty("--used", 0.9 * Math.sqrt(Math.max(0, Math.min(1, w[s] ?? 0))));
-    span.classList.toggle("last", s === t);
-    span.classList.toggle("next", s === t + 1);
-  });
-  box.scrollTop = Math.min(top, Math.max(box.scrollTop, top + 32 - box.clientHeight));
+/* Returns the map of a head as an image of size x size pixels, in the color of the canvas. */
+function mapImage({ data, offset, strides }, head, size, canvas) {
+  const image = new ImageData(size, size), shades = image.data, n = state.ids.length, steps = n && Math.max(n, size);
+  const [red, green, blue] = getComputedStyle(canvas).color.match(/\d+/g), start = offset + head * strides[1];
+  const scaled = (length) => Array.from({ length: steps }, (_, i) => Math.floor(i * length / steps));
+  const characters = scaled(n), pixels = scaled(size);
+  new Uint32Array(shades.buffer).fill(blue << 16 | green << 8 | red);
+  for (let y = 0; y < steps; y++) {
+    for (let x = 0; x <= y; x++) {
+      const weight = data[start + characters[y] * strides[2] + characters[x] * strides[3]];
+      const alpha = 4 * (pixels[y] * size + pixels[x]) + 3;
+      // The root makes small weights visible.
+      shades[alpha] = Math.max(shades[alpha], 16 + 239 * Math.sqrt(Math.max(0, weight)));
+    }
+  }
+  return image;
+}
+
+/* Shows all that belongs to the guess at the caret and to the chosen head, except the text. */
+function drawGuess() {
+  const { ids, typed, dropped, caret, layer, head, off, temperature, isWriting, note } = state, n = ids.length;
   for (const button of element("maps").querySelectorAll("button")) {
     button.ariaPressed = button.value === `${layer} ${head}`;
-    button.lastChild.style.cssText = `top: ${100 * t / n}%; width: ${100 * (t + 1) / n}%`;
+    button.lastChild.style.cssText = `top: ${100 * (caret - 1) / n}%; width: ${100 * caret / n}%`;
   }
   const limit = `The model reads at most ${all.T} characters at once, so the page leaves out the others.`;
-  say("#note", note + (state.dropped || n === all.T ? limit : ""));
+  say("#note", note + (dropped || n === all.T ? limit : ""));
   say("#write", isWriting ? "Stop" : "Continue");
   say("#shown-temperature", fixed(temperature, 1));
-  if (hasHead) say(".head", headName(layer, head));
-  drawExpected(t);
-  drawEffect(t);
-  drawWeights(t, w);
+  if (all.calls.length) say(".head", headName(layer, head));
+  document.querySelector("main").classList.toggle("cut", off.length > 0);
+  element("back").disabled = n <= typed.length - dropped;
+  drawExpected(caret - 1);
+  drawEffect(caret - 1);
+  drawWeights(caret - 1);
 }
 
 /* Lists the likeliest next characters, and says what the text goes on with. */
 function drawExpected(t) {
   const { ids, off, temperature } = state, next = ids[t + 1], nats = current().surprises[t + 1];
-  const [now, before] = t < 0 ? [[], []] : [current(), all].map((model) => model.probabilities(t, temperature));
+  if (t < 0) {
+    fill("next", []);
+    return say("#came", "Put the caret after a character, because the model needs at least one.");
+  }
+  const models = off.length ? [current(), all] : [all];
+  const columns = models.map((model) => model.probabilities(t, temperature)), now = columns[0];
   const order = [...now.keys()].sort((a, b) => now[b] - now[a]).filter((id, i) => i < LARGEST || id === next);
   const bar = (p) => make("span", "", null, { className: "bar", style: `width: max(1px, ${100 * p}%)` });
-  fill("next", order.map((id) => [[make("bdi", visible(vocab[id])), id === next ? " ← in the text" : ""],
-    ...(off.length ? [now, before] : [now]).map((probs) => probs[id].toPrecision(3)),
-    off.length ? [bar(now[id]), bar(before[id])] : bar(now[id])]));
-  say("#came", t < 0 ? "Put the caret after a character, because the model needs at least one."
-    : next === undefined ? "The text ends here. Continue draws a character from this table."
+  fill("next", order.map((id) => [
+    [make("bdi", visible(vocab[id])), id === next ? " ← in the text" : ""],
+    ...columns.map((probs) => probs[id].toPrecision(3)),
+    columns.map((probs) => bar(probs[id])),
+  ]));
+  say("#came", next === undefined ? "The text ends here. Continue draws a character from this table."
     : `The text goes on with ‘\u2068${visible(vocab[next])}\u2069’. At temperature 1, its surprise is ` +
       `−ln ${Math.exp(-nats).toPrecision(3)} = ${fixed(nats, 2)} nats.`);
 }
@@ -265,44 +318,50 @@ function drawExpected(t) {
 /* Says what switching heads off did to the guess after character t, and to all guesses. */
 function drawEffect(t) {
   const nats = current().surprises, before = all.surprises, mean = (xs) => fixed(sum(xs) / (xs.length - 1));
-  const changes = effects(), count = (sign) => changes.filter((x) => sign * x > 0.01).length, change = changes[t + 1];
+  const changes = effects(), change = changes[t + 1];
+  if (nats.length < 2) return say("#loss", "");
+  if (!state.off.length) return say("#loss", `The loss of this text, its mean surprise, is ${mean(nats)} nats.`);
+  if (changes.every((x) => !x)) {
+    return say("#loss", "Nothing changes, because the network does not use the recorded weights.");
+  }
+  const count = (sign) => changes.filter((x) => sign * x > 0.01).length;
   const word = Math.abs(change) < 0.005 ? "hardly changes" : change > 0 ? "gets worse" : "gets better";
   const names = state.off.map((of) => headName(...of)).join(" and ");
   const one = t < 0 || change === undefined ? "" : `Without ${names}, this guess ${word}: its surprise is ` +
     `${fixed(nats[t + 1], 2)} nats instead of ${fixed(before[t + 1], 2)}. `;
-  say("#loss", nats.length < 2 ? ""
-    : !names ? `The loss of this text, its mean surprise, is ${mean(nats)} nats.`
-    : changes.every((x) => !x) ? "Nothing changes, because the network does not use the recorded weights."
-    : `${one}In the whole text, ${count(1)} guesses get worse and ${count(-1)} better by more than 0.01 nats. ` +
-      `The loss, the mean surprise, is ${mean(nats)} instead of ${mean(before)}.`);
+  say("#loss", `${one}In the whole text, ${count(1)} guesses get worse and ${count(-1)} better by more than 0.01 ` +
+    `nats. The loss, the mean surprise, is ${mean(nats)} instead of ${mean(before)}.`);
 }
 
 /* Lists the largest weights of the chosen head, and how the softmax makes them. */
-function drawWeights(t, w) {
-  const { ids, layer, head } = state, model = modelOf(layer, head);
-  if (!w.length) return fill("weights", []);
-  const scores = model.scores(layer, head, t), powers = scores.map(Math.exp);
-  const order = [...w.keys()].filter((s) => w[s]).sort((a, b) => w[b] - w[a]).slice(0, LARGEST);
-  const others = w.length - order.length, rest = (xs) => Math.abs(sum(xs) - sum(order.map((s) => xs[s])));
-  fill("weights", [
-    ...order.map((s) => [[make("bdi", visible(vocab[ids[s]])), t - s ? ` ${t - s} back` : " the last one read"],
-      fixed(scores[s]), powers[s].toPrecision(4), fixed(w[s])]),
-    ...(others ? [[`${others} other${others > 1 ? "s" : ""}`, "", rest(powers).toPrecision(4), fixed(rest(w))]] : []),
-    ["sum", "", sum(powers).toPrecision(4), fixed(sum(w))]]);
-  element("how").className = model.isTextbook(layer, head, t) ? "" : "own";
-  say("#width", model.part(layer, head, 0, t).length);
+function drawWeights(t) {
+  const { ids, layer, head } = state, weights = chosenWeights();
+  if (!weights.length) return fill("weights", []);
+  const model = modelOf(layer, head), scores = model.scores(layer, head, t), powers = scores.map(Math.exp);
+  const order = [...weights.keys()].filter((s) => weights[s]).sort((a, b) => weights[b] - weights[a]);
+  const largest = order.slice(0, LARGEST), nOthers = weights.length - largest.length;
+  const others = (xs) => Math.abs(sum(xs) - sum(largest.map((s) => xs[s])));
+  const rows = largest.map((s) => [
+    [make("bdi", visible(vocab[ids[s]])), t - s ? ` ${t - s} back` : " the last one read"],
+    fixed(scores[s]), powers[s].toPrecision(4), fixed(weights[s]),
+  ]);
+  const name = `${nOthers} other${nOthers > 1 ? "s" : ""}`;
+  if (nOthers) rows.push([name, "", others(powers).toPrecision(4), fixed(others(weights))]);
+  fill("weights", [...rows, ["sum", "", sum(powers).toPrecision(4), fixed(sum(weights))]]);
+  element("how").className = isSoftmax(weights, scores) ? "" : "own";
+  say("#width", model.vector(layer, head, "q", t).length);
 }
 
 /* Adds a map, which chooses the head, and a checkbox, which switches the head off or on. */
-function makeHead(row, l, h) {
-  const cell = make("div", "", row), ariaLabel = headName(l, h);
-  const map = make("button", [make("canvas"), make("i")], cell, { value: `${l} ${h}`, ariaLabel });
+function makeHead(row, layer, head) {
+  const cell = make("div", "", row), ariaLabel = headName(layer, head);
+  const map = make("button", [make("canvas"), make("i")], cell, { value: `${layer} ${head}`, ariaLabel });
   const box = make("input", "", null, { type: "checkbox", checked: true, autocomplete: "off", ariaLabel });
-  make("label", [box, ` head ${h + 1}`], cell);
-  map.onclick = () => change({ layer: l, head: h });
+  make("label", [box, ` head ${head + 1}`], cell);
+  map.onclick = () => change({ layer, head });
   box.onchange = () => {
-    const others = state.off.filter((of) => String(of) !== `${l},${h}`);
-    change({ layer: l, head: h, off: box.checked ? others : [...others, [l, h]] });
+    const others = state.off.filter((of) => String(of) !== `${layer},${head}`);
+    change({ layer, head, off: box.checked ? others : [...others, [layer, head]] });
   };
 }
 
@@ -324,21 +383,28 @@ function onTyped(event) {
   change({ ids, typed: ids, dropped: 0, caret, isWriting: false, note });
 }
 
+/* Moves the caret after a click or an arrow key. */
+function onSelection() {
+  const box = element("typed"), isReady = document.activeElement === box && !document.querySelector(".waiting");
+  const caret = toIds(box.value.slice(0, box.selectionEnd)).length;
+  if (isReady && !state.isWriting && caret !== state.caret) change({ caret });
+}
+
+/* Moves the caret by a button. */
+function moveCaret(step) {
+  const isRightToLeft = getComputedStyle(element("typed")).direction === "rtl";
+  const caret = state.caret + (isRightToLeft ? -step : step);
+  change({ caret: Math.max(1, Math.min(state.ids.length, caret)), isWriting: false });
+}
+
 function listen() {
   const box = element("typed");
-  document.addEventListener("selectionchange", () => {
-    const caret = toIds(box.value.slice(0, box.selectionEnd)).length, isOld = caret === state.caret || state.isWriting;
-    if (document.activeElement === box && !isOld && !document.querySelector(".waiting")) change({ caret });
-  });
-  const go = (step) => () => {
-    const caret = state.caret + (getComputedStyle(box).direction === "rtl" ? -step : step);
-    change({ caret: Math.max(1, Math.min(state.ids.length, caret)), isWriting: false });
-  };
+  document.addEventListener("selectionchange", onSelection);
   box.oninput = box.oncompositionend = onTyped;
   box.onfocus = placeCaret;
   box.onpointerdown = () => state.isWriting && change({ isWriting: false });
-  element("left").onclick = go(-1);
-  element("right").onclick = go(1);
+  element("left").onclick = () => moveCaret(-1);
+  element("right").onclick = () => moveCaret(1);
   element("write").onclick = () => change({ isWriting: !state.isWriting });
   element("back").onclick = () =>
     change({ ids: state.typed, dropped: 0, caret: state.typed.length, isWriting: false, note: "" });
@@ -349,15 +415,18 @@ function listen() {
   onresize = matchMedia("(prefers-color-scheme: dark)").onchange = drawMaps;
 }
 
+/* Returns the constants, which are packed as bytes in half or single precision. */
 async function unpack(base64, formats) {
   const bytes = Uint8Array.from(atob(base64), (c) => c.charCodeAt(0));
-  const whole = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
-  const buffer = await new Response(whole).arrayBuffer();
-  const types = { half: Uint16Array, float: Float32Array, double: Float64Array };
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+  const buffer = await new Response(stream).arrayBuffer().catch(() => {
+    throw new Error("its numbers are damaged");
+  });
   let start = 0;
   return formats.map(([length, format]) => {
-    const numbers = new types[format](buffer.slice(start, start += length * types[format].BYTES_PER_ELEMENT));
-    return format === "half" ? Float32Array.from(numbers, fromHalf) : numbers;
+    const end = start + length * (format === "half" ? 2 : 4), part = buffer.slice(start, end);
+    start = end;
+    return format === "half" ? Float32Array.from(new Uint16Array(part), fromHalf) : new Float32Array(part);
   });
 }
 
@@ -367,26 +436,41 @@ function fromHalf(bits) {
   return sign * size;
 }
 
+/* Returns the caret and the head that show most blue: the largest weight of a character before the last one read. */
+function mostBlue(ids) {
+  let best = { caret: ids.length, weight: 0 };
+  all.calls.forEach(({ weights }, layer) => {
+    for (let head = 0; head < weights.shape[1]; head++) {
+      for (let t = Math.ceil(ids.length / 2); t < ids.length - 1; t++) {
+        const weight = Math.max(...all.weights(layer, head, t).slice(0, -1));
+        if (weight > best.weight) best = { caret: t + 1, weight, layer, head };
+      }
+    }
+  });
+  return best;
+}
+
 async function openPage() {
   const data = JSON.parse(element("data").textContent), constants = await unpack(data.constants, data.formats);
   vocab = data.vocab;
   idOf = new Map(vocab.map((c, id) => [c, id]));
   [all, some] = [makeModel(data.plan, constants), makeModel(data.plan, constants)];
-  const isRight = all.check(data.probe), maps = element("maps");
+  const start = performance.now(), isRight = all.check(data.probe);
+  pace = (performance.now() - start) / sum(data.probe.map(({ ids }) => ids.length));
   some.isWhole = all.isWhole;
-  all.calls.forEach(([, , , weights], l) => {
-    const row = make("div", make("span", `block ${all.blocks[l]}`), maps);
+  all.calls.forEach(({ block, weights }, layer) => {
+    const row = make("div", make("span", `block ${block}`), element("maps"));
     row.style.setProperty("--heads", weights.shape[1]);
-    for (let h = 0; h < weights.shape[1]; h++) makeHead(row, l, h);
+    for (let head = 0; head < weights.shape[1]; head++) makeHead(row, layer, head);
   });
   for (const id of ["heads", "how"]) element(id).hidden = !all.calls.length;
-  element("quill").hidden = data.network !== "quill";
   say("#about", data.about);
   say(".chars", vocab.length);
   say(".blind", fixed(Math.log(vocab.length), 1));
   document.querySelector("main").hidden = false;
-  const { text: ids, typed } = data, layer = Math.max(0, all.calls.length - 1);
-  change({ ids, typed: ids.slice(0, typed), caret: Math.ceil(ids.length / 2), layer });
+  all.read(data.text);
+  const { caret, layer = 0, head = 0 } = mostBlue(data.text);
+  change({ ids: data.text, typed: data.text.slice(0, data.typed), caret, layer, head });
   listen();
   say("#alert", isRight ? "" : "Warning: the page computes other numbers than PyTorch.");
 }

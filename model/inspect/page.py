@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from model.inspect.record import record_attention
 from model.inspect.trace import OPS, Trace
+from model.system.console import AbortError
 
 TEMPLATE, SCRIPT = (Path(__file__).with_name(name) for name in ("page.html", "page.js"))
 MAX_PAGE_CHARS = 256  # the model in the page reads at most this many characters at once
@@ -41,7 +42,6 @@ def attention_page(
     data = {
         "about": about,
         "vocab": list(vocab),
-        "network": model.config.network,
         "text": ids[: min(T, FIRST_CHARS)],
         "typed": len(ids) if n_typed is None else n_typed,
         "probe": make_probe(model, T),
@@ -63,14 +63,13 @@ def trace_model(model: nn.Module) -> tuple[dict[str, Any], list[Tensor]]:
     """
     T = min(model.config.block_size, model.max_length or MAX_PAGE_CHARS, MAX_PAGE_CHARS)
     (plan, constants), (shorter, _) = trace_text(model, T), trace_text(model, max(1, T - 1))
-    is_same = [op[0] for op in plan["ops"]] == [op[0] for op in shorter["ops"]]
-    for i, (name, out, values, is_whole) in enumerate(plan["ops"]):
-        row = None
-        if is_same and not is_whole:
-            sizes = zip(out["shape"], shorter["ops"][i][1]["shape"], strict=True)
-            changed = [(d, *size) for d, size in enumerate(sizes) if size[0] != size[1]]
-            row = changed[0][0] if changed and changed[0][1:] == (T, T - 1) else None
-        plan["ops"][i] = name, out, values, row
+    if [op["name"] for op in plan["ops"]] != [op["name"] for op in shorter["ops"]]:
+        return plan, constants
+    for op, other in zip(plan["ops"], shorter["ops"], strict=True):
+        sizes = list(zip(op["out"]["shape"], other["out"]["shape"], strict=True))
+        changed = [d for d, (size, shorter_size) in enumerate(sizes) if size != shorter_size]
+        if changed and sizes[changed[0]] == (T, T - 1) and not op["isWhole"]:
+            op["out"]["row"] = changed[0]
     return plan, constants
 
 
@@ -80,11 +79,13 @@ def trace_text(model: nn.Module, length: int) -> tuple[dict[str, Any], list[Tens
     torch.backends.mha.set_fastpath_enabled(False)  # it fuses an nn.Transformer into one operation
     with record_attention(model) as recorded, Trace(ids_BT) as trace:
         logits_BTV = model(ids_BT)
-    plan, constants = trace.plan([logits_BTV, [list(call) for _, call in recorded]])
-    return plan | {"blocks": [block for block, _ in recorded]}, constants
+    calls = [
+        {"block": block, "q": q, "k": k, "v": v, "weights": w} for block, (q, k, v, w) in recorded
+    ]
+    return trace.plan({"logits": logits_BTV, "calls": calls})
 
 
-def make_probe(model: nn.Module, T: int) -> list[tuple[list[int], list[float | None]]]:
+def make_probe(model: nn.Module, T: int) -> list[dict[str, list]]:
     """Return three texts, each with the loss of every character after the first, in nats.
 
     The page computes these losses again. If they differ, it shows a warning.
@@ -94,14 +95,15 @@ def make_probe(model: nn.Module, T: int) -> list[tuple[list[int], list[float | N
     probe = []
     for x_BT in (ids_BT[:, :n] for n in (2, math.ceil(T / 3), T)):
         nats = F.cross_entropy(model(x_BT)[0, :-1], x_BT[0, 1:], reduction="none").tolist()
-        probe.append((x_BT[0].tolist(), [round(x, 6) if math.isfinite(x) else None for x in nats]))
+        rounded = [round(x, 6) if math.isfinite(x) else None for x in nats]
+        probe.append({"ids": x_BT[0].tolist(), "nats": rounded})
     return probe
 
 
 def pack(x: Tensor) -> tuple[str, bytes]:
-    """Return the format and the bytes of a constant, in the smallest format that is exact."""
-    for kind in ("half", "float"):
-        short = x.to(getattr(torch, kind))
-        if torch.equal(short.to(x.dtype), x):
-            return kind, short.numpy().astype({"half": "<f2", "float": "<f4"}[kind]).tobytes()
-    return "double", x.double().numpy().astype("<f8").tobytes()
+    """Return the format and the bytes of a constant: half precision if it is exact, else single."""
+    if torch.equal(x.half().to(x.dtype), x):
+        return "half", x.half().numpy().astype("<f2").tobytes()
+    if not (x.is_floating_point() or torch.equal(x.float().to(x.dtype), x)):
+        raise AbortError("the page cannot store a constant with integers above 2^24.")
+    return "float", x.float().numpy().astype("<f4").tobytes()

@@ -180,27 +180,28 @@ class Trace(TorchDispatchMode):
             line = "" if result in KNOWN else network_line()
             self.ops.append((result, self.encode(x), values, is_change, used, line))
 
-    def plan(self, outputs: Any) -> tuple[dict[str, Any], list[Tensor]]:
-        """Return what ops.js needs to compute `outputs`: a plan, and the constants, flat.
+    def plan(self, outputs: dict[str, Any]) -> tuple[dict[str, Any], list[Tensor]]:
+        """Return what page.js needs to compute `outputs`: a plan, and the constants, flat.
 
         Raises AbortError if ops.js lacks an operation.
         """
         needed = {self.encode(x)["buffer"] for x in tree_leaves(outputs) if torch.is_tensor(x)}
         needed.add(self.ids["buffer"])
         ops, unknown = [], set()
-        for *op, used, line in reversed(self.ops):
-            if op[1]["buffer"] in needed:
+        for name, out, args, is_whole, used, line in reversed(self.ops):
+            if out["buffer"] in needed:
                 needed |= used
-                ops.insert(0, op)
-                unknown.update([] if op[0] in KNOWN else [op[0] + line])
+                ops.insert(0, {"name": name, "out": out, "args": args, "isWhole": is_whole})
+                unknown.update([] if name in KNOWN else [name + line])
         if unknown:
             names = ", ".join(sorted(unknown)[:3])
             raise AbortError(f"the page cannot compute {names}. Add it to OPS in {OPS}.")
-        sizes = [
-            [len(x) * (i in needed), x.is_floating_point()] for i, x in enumerate(self.buffers)
+        buffers = [
+            {"size": len(x) * (i in needed), "isFloat": x.is_floating_point()}
+            for i, x in enumerate(self.buffers)
         ]
-        for i in needed & self.constants:
-            sizes[i] = None
-        outputs = tree_map(self.encode, outputs)
-        plan = {"ids": self.ids, "outputs": outputs, "ops": ops, "sizes": sizes}
-        return plan, [x for i, x in enumerate(self.buffers) if sizes[i] is None]
+        constants = sorted(needed & self.constants)
+        for place, i in enumerate(constants):
+            buffers[i] = {"constant": place}
+        plan = {"ids": self.ids, "ops": ops, "buffers": buffers}
+        return plan | tree_map(self.encode, outputs), [self.buffers[i] for i in constants]

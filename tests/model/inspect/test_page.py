@@ -141,7 +141,7 @@ def assert_shows(page: Script, model: nn.Module, ids: list[int]) -> None:
     assert page.eval("model.calls.length") == len(calls)
     for i, (_, call) in enumerate(calls):
         for h, t in itertools.product(range(call.weights_BHTS.size(1)), {0, n // 2, n - 1}):
-            shown = [page.eval(f"model.part({i}, {h}, {part}, {t})") for part in range(3)]
+            shown = [page.eval(f"model.vector({i}, {h}, '{name}', {t})") for name in "qkv"]
             shown.append(page.eval(f"model.weights({i}, {h}, {t})"))
             for numbers, x_BHTD in zip(shown, call, strict=True):
                 expected = x_BHTD[0, h % x_BHTD.size(1), t, : len(numbers)]
@@ -195,7 +195,8 @@ def test_a_head_is_the_textbooks_if_its_weights_are(edit, edit_network):
     edit_network(*EDITS[edit])
     page, data = open_page(random_gpt(len(VOCAB), network="mine").float(), [1])
     page.eval(f"model.check({json.dumps(data['probe'])})")
-    assert page.eval("model.isTextbook(0, 0, 9)") == (edit != "ALiBi")
+    is_textbook = page.eval("isSoftmax(model.weights(0, 0, 9), model.scores(0, 0, 9))")
+    assert is_textbook == (edit != "ALiBi")
 
 
 @torch.no_grad()
@@ -299,9 +300,8 @@ def test_an_operation_is_pytorchs(name):
     compute = (OPERATIONS | BROKEN_UP)[name]
     with Trace(ids_BT) as tracer:
         output = compute(F.embedding(ids_BT, table))
-    plan, constants = tracer.plan([output, []])
-    assert name in BROKEN_UP or name in {operation for operation, *_ in plan["ops"]}
-    plan["ops"] = [[*op[:3], None] for op in plan["ops"]]
+    plan, constants = tracer.plan({"logits": output, "calls": []})
+    assert name in BROKEN_UP or name in {op["name"] for op in plan["ops"]}
     page = Script(plan, [x.tolist() for x in constants])
     assert set(page.eval("Object.keys(OPS)")) == KNOWN
     ids_BT = torch.randperm(9)[None]
