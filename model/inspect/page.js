@@ -121,6 +121,7 @@ const SLICE = 250; // ms: a longer computation is interrupted, because a browser
 let vocab, idOf, all, some; // idOf: the id of each character; all, some: the model with all heads, and with some off
 let shown = {}, timer = 0; // the state on the screen, and what will be done next
 let pace = 1; // ms for each row that a model computes
+const heads = []; // { layer, head, map } of each head
 
 /* All that a person can change. Only change() replaces it. */
 let state = {
@@ -246,21 +247,21 @@ function drawText() {
 
 /* Draws the map of each head at the resolution of the screen. If several weights share a pixel, the largest counts. */
 function drawMaps() {
-  for (const button of element("maps").querySelectorAll("button")) {
-    const [layer, head] = button.value.split(" ").map(Number), canvas = button.firstChild;
+  for (const { layer, head, map } of heads) {
     // The canvas must fill whole pixels of the screen, because a browser that scales it loses thin columns.
-    const size = Math.floor(button.clientWidth * devicePixelRatio) || 1;
+    const canvas = map.firstChild, size = Math.floor(map.clientWidth * devicePixelRatio) || 1;
     canvas.style.width = `${size / devicePixelRatio}px`;
     canvas.width = canvas.height = size;
-    canvas.getContext("2d").putImageData(mapImage(modelOf(layer, head).calls[layer].weights, head, size, canvas), 0, 0);
-    button.parentNode.className = isOff(layer, head) ? "off" : "";
+    canvas.getContext("2d").putImageData(makeMap(modelOf(layer, head).calls[layer].weights, head, size), 0, 0);
+    map.parentNode.className = isOff(layer, head) ? "off" : "";
   }
 }
 
-/* Returns the map of a head as an image of size x size pixels, in the color of the canvas. */
-function mapImage({ data, offset, strides }, head, size, canvas) {
+/* Returns the map of a head as an image of size x size pixels. */
+function makeMap({ data, offset, strides }, head, size) {
   const image = new ImageData(size, size), shades = image.data, n = state.ids.length, steps = n && Math.max(n, size);
-  const [red, green, blue] = getComputedStyle(canvas).color.match(/\d+/g), start = offset + head * strides[1];
+  const [red, green, blue] = getComputedStyle(element("maps")).getPropertyValue("--map").split(" ");
+  const start = offset + head * strides[1];
   const scaled = (length) => Array.from({ length: steps }, (_, i) => Math.floor(i * length / steps));
   const characters = scaled(n), pixels = scaled(size);
   new Uint32Array(shades.buffer).fill(blue << 16 | green << 8 | red);
@@ -278,9 +279,9 @@ function mapImage({ data, offset, strides }, head, size, canvas) {
 /* Shows all that belongs to the guess at the caret and to the chosen head, except the text. */
 function drawGuess() {
   const { ids, typed, dropped, caret, layer, head, off, temperature, isWriting, note } = state, n = ids.length;
-  for (const button of element("maps").querySelectorAll("button")) {
-    button.ariaPressed = button.value === `${layer} ${head}`;
-    button.lastChild.style.cssText = `top: ${100 * (caret - 1) / n}%; width: ${100 * caret / n}%`;
+  for (const { map, ...of } of heads) {
+    map.ariaPressed = of.layer === layer && of.head === head;
+    map.lastChild.style.cssText = `top: ${100 * (caret - 1) / n}%; width: ${100 * caret / n}%`;
   }
   const limit = `The model reads at most ${all.T} characters at once, so the page leaves out the others.`;
   say("#note", note + (dropped || n === all.T ? limit : ""));
@@ -355,9 +356,10 @@ function drawWeights(t) {
 /* Adds a map, which chooses the head, and a checkbox, which switches the head off or on. */
 function makeHead(row, layer, head) {
   const cell = make("div", "", row), ariaLabel = headName(layer, head);
-  const map = make("button", [make("canvas"), make("i")], cell, { value: `${layer} ${head}`, ariaLabel });
+  const map = make("button", [make("canvas"), make("i")], cell, { ariaLabel });
   const box = make("input", "", null, { type: "checkbox", checked: true, autocomplete: "off", ariaLabel });
   make("label", [box, ` head ${head + 1}`], cell);
+  heads.push({ layer, head, map });
   map.onclick = () => change({ layer, head });
   box.onchange = () => {
     const others = state.off.filter((of) => String(of) !== `${layer},${head}`);
@@ -415,43 +417,31 @@ function listen() {
   onresize = matchMedia("(prefers-color-scheme: dark)").onchange = drawMaps;
 }
 
-/* Returns the constants, which are packed as bytes in half or single precision. */
-async function unpack(base64, formats) {
-  const bytes = Uint8Array.from(atob(base64), (c) => c.charCodeAt(0));
-  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
-  const buffer = await new Response(stream).arrayBuffer().catch(() => {
-    throw new Error("its numbers are damaged");
-  });
-  let start = 0;
-  return formats.map(([length, format]) => {
-    const end = start + length * (format === "half" ? 2 : 4), part = buffer.slice(start, end);
-    start = end;
-    return format === "half" ? Float32Array.from(new Uint16Array(part), fromHalf) : new Float32Array(part);
-  });
+/* Returns the constants, which page.py has packed. */
+async function unpack(base64, sizes) {
+  const packed = Uint8Array.from(atob(base64), (c) => c.charCodeAt(0));
+  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
+  const buffer = await new Response(stream).arrayBuffer().catch(() => { throw new Error("its numbers are damaged"); });
+  const parts = new Uint8Array(buffer), bytes = new Uint8Array(parts.length), n = parts.length / 4;
+  for (let i = 0; i < bytes.length; i++) bytes[i] = parts[i % 4 * n + Math.floor(i / 4)];
+  let end = 0;
+  return sizes.map((size) => new Float32Array(bytes.buffer, 4 * (end += size) - 4 * size, size));
 }
 
-function fromHalf(bits) {
-  const sign = bits >> 15 ? -1 : 1, exponent = bits >> 10 & 31, fraction = (bits & 1023) / 1024;
-  const size = exponent === 31 ? Infinity : exponent ? 2 ** (exponent - 15) * (1 + fraction) : 2 ** -14 * fraction;
-  return sign * size;
-}
-
-/* Returns the caret and the head that show most blue: the largest weight of a character before the last one read. */
-function mostBlue(ids) {
-  let best = { caret: ids.length, weight: 0 };
-  all.calls.forEach(({ weights }, layer) => {
-    for (let head = 0; head < weights.shape[1]; head++) {
-      for (let t = Math.ceil(ids.length / 2); t < ids.length - 1; t++) {
-        const weight = Math.max(...all.weights(layer, head, t).slice(0, -1));
-        if (weight > best.weight) best = { caret: t + 1, weight, layer, head };
-      }
+/* Returns the guess with most blue: the largest weight of a character before the last one read. */
+function mostBlue(n) {
+  let best = { caret: n, weight: 0 };
+  for (const { layer, head } of heads) {
+    for (let t = Math.ceil(n / 2); t < n - 1; t++) {
+      const weight = Math.max(...all.weights(layer, head, t).slice(0, -1));
+      if (weight > best.weight) best = { caret: t + 1, weight, layer, head };
     }
-  });
+  }
   return best;
 }
 
 async function openPage() {
-  const data = JSON.parse(element("data").textContent), constants = await unpack(data.constants, data.formats);
+  const data = JSON.parse(element("data").textContent), constants = await unpack(data.constants, data.sizes);
   vocab = data.vocab;
   idOf = new Map(vocab.map((c, id) => [c, id]));
   [all, some] = [makeModel(data.plan, constants), makeModel(data.plan, constants)];
@@ -469,7 +459,7 @@ async function openPage() {
   say(".blind", fixed(Math.log(vocab.length), 1));
   document.querySelector("main").hidden = false;
   all.read(data.text);
-  const { caret, layer = 0, head = 0 } = mostBlue(data.text);
+  const { caret, layer = 0, head = 0 } = mostBlue(data.text.length);
   change({ ids: data.text, typed: data.text.slice(0, data.typed), caret, layer, head });
   listen();
   say("#alert", isRight ? "" : "Warning: the page computes other numbers than PyTorch.");
