@@ -4,13 +4,8 @@
 function makeModel(plan, constants) {
   const buffers = plan.buffers.map(({ constant, size, isFloat }) =>
     constants[constant] ?? (isFloat ? new Float32Array(size) : new Float64Array(size)));
-  /* Returns a copy of x in which each tensor has its buffer. */
-  function withData(x) {
-    if (x?.strides) return { ...x, data: buffers[x.buffer] };
-    if (Array.isArray(x)) return x.map(withData);
-    return x instanceof Object ? Object.fromEntries(Object.entries(x).map(([key, y]) => [key, withData(y)])) : x;
-  }
-  const { ids: input, logits, calls, ops } = withData(plan);
+  const addBuffer = (key, x) => x?.strides ? { ...x, data: buffers[x.buffer] } : x; // each tensor gets its buffer
+  const { ids: input, logits, calls, ops } = JSON.parse(JSON.stringify(plan), addBuffer);
   // The number of the operation that computes the weights of each attention.
   const weightOps = calls.map(({ weights }) => ops.findLastIndex(({ out }) => out.data === weights.data));
   return {
@@ -21,9 +16,8 @@ function makeModel(plan, constants) {
 
     /* Returns how many rows need not be computed, because the text begins as in the last run. */
     countKnown(ids, off) {
-      const isSame = String(off) === String(this.off);
-      const changed = isSame ? ids.findIndex((id, t) => id !== this.ids[t]) : 0;
-      if (this.isWhole) return changed < 0 && ids.length === this.ids.length ? ids.length : 0;
+      if (this.isWhole || String(off) !== String(this.off)) return 0;
+      const changed = ids.findIndex((id, t) => id !== this.ids[t]);
       return changed < 0 ? ids.length : changed;
     },
 
@@ -117,7 +111,7 @@ function uniform(seed, position) {
 
 const LARGEST = 5; // the page lists 5 attention weights and 5 next characters
 const BAR = 9, EFFECT = 0.5; // the height of a full bar in pixels, and its meaning in nats while a head is off
-const SLICE = 250; // ms: a longer computation is interrupted, because a browser answers no key in between
+const SLICE = 150; // ms: a computation is cut into slices, because a browser answers no key meanwhile
 let vocab, idOf, all, some; // idOf: the id of each character; all, some: the model with all heads, and with some off
 let shown = {}, timer = 0; // the state on the screen, and what will be done next
 let pace = 1; // ms for each row that a model computes
@@ -133,26 +127,20 @@ let state = {
   temperature: 1, seed: 1337, isWriting: false, note: "",
 };
 
-/* Changes the state and shows it. If this takes long, it first says so. */
+/* Changes the state and shows it. */
 function change(news) {
   state = { ...state, ...news };
   clearTimeout(timer);
-  const { ids, off } = state, text = toText(ids), box = element("typed");
-  if (box.value !== text) {
-    box.value = text;
-    placeCaret();
-  }
-  const nKnown = all.countKnown(ids, []) + (off.length ? some.countKnown(ids, off) : ids.length);
-  if ((2 * ids.length - nKnown) * pace <= SLICE) return show();
-  element("text").classList.toggle("waiting", ids !== shown.ids);
-  say("#note", "Computing …");
-  timer = setTimeout(show, 20);
+  if (element("typed").value !== toText(state.ids)) fillBox();
+  show();
 }
 
-/* Computes the text, and shows it when it is complete. */
+/* Computes the text in slices, and shows it when it is complete. */
 function show() {
   const { ids, off } = state, isNew = ids !== shown.ids || off !== shown.off;
   if (isNew && !(compute(all, []) && (!off.length || compute(some, off)))) {
+    element("text").classList.toggle("waiting", ids !== shown.ids);
+    say("#note", "Computing …");
     timer = setTimeout(show);
     return;
   }
@@ -168,7 +156,7 @@ function compute(model, off) {
   const { ids } = state, known = model.countKnown(ids, off), start = performance.now();
   const end = model.isWhole ? ids.length : Math.min(ids.length, known + Math.ceil(SLICE / pace));
   model.read(ids.slice(0, end), off);
-  if (end - known >= 16) pace = (performance.now() - start) / (end - known); // a few rows would take too long for each
+  if (end - known >= 16) pace = (performance.now() - start) / (end - known); // fewer rows take longer for each
   return end === ids.length;
 }
 
@@ -187,11 +175,8 @@ function make(tag, content = "", parent = null, properties = {}) {
   return node;
 }
 
-/* Fills a table with rows of cells. */
-function fill(id, rows) {
-  const makeRow = (cells) => make("tr", cells.map((cell) => make("td", cell)));
-  element(id).tBodies[0].replaceChildren(...rows.map(makeRow));
-}
+const makeRow = (cells) => make("tr", cells.map((cell) => make("td", cell)));
+const fill = (id, rows) => element(id).tBodies[0].replaceChildren(...rows.map(makeRow));
 
 /* Characters that one cannot see get a sign. */
 const NAMED = { " ": "␣", "\n": "↵", "\t": "⇥" };
@@ -208,8 +193,9 @@ const split = (text) => [...text.normalize("NFC")].flatMap((c) => idOf.has(c) ? 
 const toIds = (text) => split(text).filter((c) => idOf.has(c)).map((c) => idOf.get(c));
 const toText = (ids) => ids.map((id) => vocab[id]).join("");
 
-function placeCaret() {
+function fillBox() {
   const place = toText(state.ids.slice(0, state.caret)).length;
+  element("typed").value = toText(state.ids);
   element("typed").setSelectionRange(place, place);
 }
 
@@ -229,7 +215,7 @@ function drawText() {
   const nats = off.length ? effects() : all.surprises, full = off.length ? EFFECT : Math.log(vocab.length);
   const weights = chosenWeights(), text = element("shown"), box = element("text");
   while (text.children.length > ids.length) text.lastElementChild.remove();
-  while (text.children.length < ids.length) text.lastChild.before(make("span")); // the last child makes room for an empty line
+  while (text.children.length < ids.length) text.lastChild.before(make("span")); // it is for an empty line
   [...text.children].forEach((span, t) => {
     const char = vocab[ids[t]], height = Math.round(BAR * Math.min(1, Math.abs(nats[t]) / full));
     const blue = 0.9 * Math.sqrt(Math.max(0, Math.min(1, weights[t] ?? 0)));
@@ -298,12 +284,8 @@ function drawGuess() {
 /* Lists the likeliest next characters, and says what the text goes on with. */
 function drawExpected(t) {
   const { ids, off, temperature } = state, next = ids[t + 1], nats = current().surprises[t + 1];
-  if (t < 0) {
-    fill("next", []);
-    return say("#came", "Put the caret after a character, because the model needs at least one.");
-  }
-  const models = off.length ? [current(), all] : [all];
-  const columns = models.map((model) => model.probabilities(t, temperature)), now = columns[0];
+  const models = t < 0 ? [] : off.length ? [some, all] : [all];
+  const columns = models.map((model) => model.probabilities(t, temperature)), now = columns[0] ?? [];
   const order = [...now.keys()].sort((a, b) => now[b] - now[a]).filter((id, i) => i < LARGEST || id === next);
   const bar = (p) => make("span", "", null, { className: "bar", style: `width: max(1px, ${100 * p}%)` });
   fill("next", order.map((id) => [
@@ -311,7 +293,8 @@ function drawExpected(t) {
     ...columns.map((probs) => probs[id].toPrecision(3)),
     columns.map((probs) => bar(probs[id])),
   ]));
-  say("#came", next === undefined ? "The text ends here. Continue draws a character from this table."
+  say("#came", t < 0 ? "Put the caret after a character, because the model needs at least one."
+    : next === undefined ? "The text ends here. Continue draws a character from this table."
     : `The text goes on with ‘\u2068${visible(vocab[next])}\u2069’. At temperature 1, its surprise is ` +
       `−ln ${Math.exp(-nats).toPrecision(3)} = ${fixed(nats, 2)} nats.`);
 }
@@ -320,18 +303,16 @@ function drawExpected(t) {
 function drawEffect(t) {
   const nats = current().surprises, before = all.surprises, mean = (xs) => fixed(sum(xs) / (xs.length - 1));
   const changes = effects(), change = changes[t + 1];
-  if (nats.length < 2) return say("#loss", "");
-  if (!state.off.length) return say("#loss", `The loss of this text, its mean surprise, is ${mean(nats)} nats.`);
-  if (changes.every((x) => !x)) {
-    return say("#loss", "Nothing changes, because the network does not use the recorded weights.");
-  }
   const count = (sign) => changes.filter((x) => sign * x > 0.01).length;
   const word = Math.abs(change) < 0.005 ? "hardly changes" : change > 0 ? "gets worse" : "gets better";
   const names = state.off.map((of) => headName(...of)).join(" and ");
   const one = t < 0 || change === undefined ? "" : `Without ${names}, this guess ${word}: its surprise is ` +
     `${fixed(nats[t + 1], 2)} nats instead of ${fixed(before[t + 1], 2)}. `;
-  say("#loss", `${one}In the whole text, ${count(1)} guesses get worse and ${count(-1)} better by more than 0.01 ` +
-    `nats. The loss, the mean surprise, is ${mean(nats)} instead of ${mean(before)}.`);
+  say("#loss", nats.length < 2 ? ""
+    : !state.off.length ? `The loss of this text, its mean surprise, is ${mean(nats)} nats.`
+    : changes.every((x) => !x) ? "Nothing changes, because the network does not use the recorded weights."
+    : `${one}In the whole text, ${count(1)} guesses get worse and ${count(-1)} better by more than 0.01 ` +
+      `nats. The loss, the mean surprise, is ${mean(nats)} instead of ${mean(before)}.`);
 }
 
 /* Lists the largest weights of the chosen head, and how the softmax makes them. */
@@ -346,8 +327,7 @@ function drawWeights(t) {
     [make("bdi", visible(vocab[ids[s]])), t - s ? ` ${t - s} back` : " the last one read"],
     fixed(scores[s]), powers[s].toPrecision(4), fixed(weights[s]),
   ]);
-  const name = `${nOthers} other${nOthers > 1 ? "s" : ""}`;
-  if (nOthers) rows.push([name, "", others(powers).toPrecision(4), fixed(others(weights))]);
+  if (nOthers) rows.push([`others: ${nOthers}`, "", others(powers).toPrecision(4), fixed(others(weights))]);
   fill("weights", [...rows, ["sum", "", sum(powers).toPrecision(4), fixed(sum(weights))]]);
   element("how").className = isSoftmax(weights, scores) ? "" : "own";
   say("#width", model.vector(layer, head, "q", t).length);
@@ -403,7 +383,7 @@ function listen() {
   const box = element("typed");
   document.addEventListener("selectionchange", onSelection);
   box.oninput = box.oncompositionend = onTyped;
-  box.onfocus = placeCaret;
+  box.onfocus = fillBox;
   box.onpointerdown = () => state.isWriting && change({ isWriting: false });
   element("left").onclick = () => moveCaret(-1);
   element("right").onclick = () => moveCaret(1);
