@@ -38,8 +38,8 @@ async function act() {
     (th) => th.innerText);
   const look = () => ({
     read: spans().findIndex((span) => span.classList.contains("last")) + 1,
-    blue: spans().map((span) => span.style.getPropertyValue("--blue-share")),
-    bars: spans().map((span) => span.style.cssText.split("--blue-share")[0]),
+    blue: spans().map((span) => span.style.backgroundColor),
+    bars: spans().map((span) => span.style.cssText.split("background")[0]),
     weights: cells("weights"),
     next: cells("next"),
     came: element("came").innerText,

@@ -111,7 +111,7 @@ function uniform(seed, position) {
 
 const LARGEST = 5; // the page lists 5 attention weights and 5 next characters
 const BAR = 9, EFFECT = 0.5; // the height of a full bar in pixels, and its meaning in nats while a head is off
-const SLICE = 150; // ms: a computation is cut into slices, because a browser answers no key meanwhile
+const SLICE = 250; // ms: a computation is cut into slices, because a browser answers no key meanwhile
 let vocab, idOf, all, some; // idOf: the id of each character; all, some: the model with all heads, and with some off
 let shown = {}, timer = 0; // the state on the screen, and what will be done next
 let pace = 1; // ms for each row that a model computes
@@ -185,6 +185,7 @@ function visible(c) {
   if (/[\p{C}\p{Z}]/u.test(c)) return "U+" + c.codePointAt(0).toString(16).toUpperCase().padStart(4, "0");
   return /\p{M}/u.test(c) ? "◌" + c : c;
 }
+const colorOf = (name) => getComputedStyle(document.body).getPropertyValue(name);
 const fixed = (x, digits = 3) => (x || 0).toFixed(digits).replace("-", "−").replace("Infinity", "∞");
 const headName = (layer, head) => `block ${all.calls[layer].block}, head ${head + 1}`;
 
@@ -213,18 +214,18 @@ Blue is the attention weight of a character. */
 function drawText() {
   const { ids, typed, dropped, off, caret } = state, nTyped = typed.length - dropped;
   const nats = off.length ? effects() : all.surprises, full = off.length ? EFFECT : Math.log(vocab.length);
-  const weights = chosenWeights(), text = element("shown"), box = element("text");
+  const weights = chosenWeights(), color = colorOf("--blue"), text = element("shown"), box = element("text");
   while (text.children.length > ids.length) text.lastElementChild.remove();
   while (text.children.length < ids.length) text.lastChild.before(make("span")); // it is for an empty line
   [...text.children].forEach((span, t) => {
     const char = vocab[ids[t]], height = Math.round(BAR * Math.min(1, Math.abs(nats[t]) / full));
-    const blue = 0.9 * Math.sqrt(Math.max(0, Math.min(1, weights[t] ?? 0)));
+    const blue = fixed(0.9 * Math.sqrt(Math.max(0, Math.min(1, weights[t] ?? 0))));
     const classes = { newline: char === "\n", written: t >= nTyped, last: t === caret - 1, next: t === caret };
     const className = Object.keys(classes).filter((name) => classes[name]).join(" ");
-    const style = `--bar: var(--${nats[t] < 0 ? "green" : "orange"}); --height: ${height}px; --blue-share: ${blue}`;
+    const style = `--bar: var(--${nats[t] < 0 ? "green" : "orange"}); --height: ${height}px`;
     if (span.textContent !== char) span.textContent = char;
-    if (span.className !== className) span.className = className;
-    if (span.style.cssText !== style) span.style.cssText = style;
+    if (span.look !== className + style) Object.assign(span, { className, style, look: className + style });
+    span.style.backgroundColor = `rgb(${color} / ${blue})`; // with var(--blue), this takes twice as long
   });
   box.classList.remove("waiting");
   const top = text.children[caret - 1]?.offsetTop ?? 0; // keep the caret in sight
@@ -246,7 +247,7 @@ function drawMaps() {
 /* Returns the map of a head as an image of size x size pixels. */
 function makeMap({ data, offset, strides }, head, size) {
   const image = new ImageData(size, size), shades = image.data, n = state.ids.length, steps = n && Math.max(n, size);
-  const [red, green, blue] = getComputedStyle(element("maps")).getPropertyValue("--map").split(" ");
+  const [red, green, blue] = colorOf("--map").split(" ");
   const start = offset + head * strides[1];
   const scaled = (length) => Array.from({ length: steps }, (_, i) => Math.floor(i * length / steps));
   const characters = scaled(n), pixels = scaled(size);
@@ -394,7 +395,11 @@ function listen() {
     element(name).value = state[name];
     element(name).oninput = (event) => change({ [name]: Number(event.target.value) });
   }
-  onresize = matchMedia("(prefers-color-scheme: dark)").onchange = drawMaps;
+  onresize = drawMaps;
+  matchMedia("(prefers-color-scheme: dark)").onchange = () => {
+    drawText();
+    drawMaps();
+  };
 }
 
 /* Returns the constants, which page.py has packed. */
