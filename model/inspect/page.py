@@ -85,17 +85,16 @@ def trace_text(model: nn.Module, length: int) -> tuple[dict[str, Any], list[Tens
 
 
 def make_probe(model: nn.Module, T: int) -> list[dict[str, list]]:
-    """Return three texts, each with the loss of every character after the first, in nats.
+    """Return three texts. For each text, give the surprise of each next character, in nats.
 
-    The page computes these losses again. If they differ, it shows a warning.
+    The page computes these numbers again. If they differ, it shows a warning.
     """
-    generator = torch.Generator().manual_seed(0)
-    ids_BT = torch.randint(model.vocab_size, (1, T), generator=generator)
+    ids_N = torch.randint(model.vocab_size, (T + 1,), generator=torch.Generator().manual_seed(0))
     probe = []
-    for x_BT in (ids_BT[:, :n] for n in (2, math.ceil(T / 3), T)):
-        nats = F.cross_entropy(model(x_BT)[0, :-1], x_BT[0, 1:], reduction="none").tolist()
-        rounded = [round(x, 6) if math.isfinite(x) else None for x in nats]
-        probe.append({"ids": x_BT[0].tolist(), "nats": rounded})
+    for n in (min(2, T), math.ceil(T / 3), T):
+        nats = F.cross_entropy(model(ids_N[None, :n])[0], ids_N[1 : n + 1], reduction="none")
+        rounded = [round(x, 6) if math.isfinite(x) else None for x in nats.tolist()]
+        probe.append({"ids": ids_N[: n + 1].tolist(), "nats": rounded})
     return probe
 
 
