@@ -31,13 +31,13 @@ async function act() {
   };
   await until(() => !document.querySelector("main").hidden);
   const element = (id) => document.getElementById(id), seen = {}, box = element("typed");
-  const spans = () => [...element("shown").children];
+  const spans = () => [...element("shown").querySelectorAll("span")];
   const cells = (id) => [...element(id).tBodies[0].rows].map(
     (row) => [...row.cells].map((cell) => cell.innerText));
   seen.titles = [...document.querySelectorAll("#weights th")].filter((th) => th.offsetParent).map(
     (th) => th.innerText);
   const look = () => ({
-    read: spans().findIndex((span) => span.classList.contains("last")) + 1,
+    read: shown.caret,
     blue: spans().map((span) => span.style.backgroundColor),
     bars: spans().map((span) => span.style.cssText.split("background")[0]),
     weights: cells("weights"),

@@ -186,6 +186,7 @@ function visible(c) {
   if (/[\p{C}\p{Z}]/u.test(c)) return "U+" + c.codePointAt(0).toString(16).toUpperCase().padStart(4, "0");
   return /\p{M}/u.test(c) ? "◌" + c : c;
 }
+const rounded = (x) => String(Number(x.toPrecision(4)));
 const colorOf = (name) => getComputedStyle(document.body).getPropertyValue(name);
 const fixed = (x, digits = 3) => (x || 0).toFixed(digits).replace("-", "−").replace("Infinity", "∞");
 const headName = (layer, head) => `block ${all.calls[layer].block}, head ${head + 1}`;
@@ -216,12 +217,13 @@ function drawText() {
   const { ids, typed, dropped, off, caret } = state, nTyped = typed.length - dropped;
   const nats = off.length ? effects() : all.surprises, full = off.length ? EFFECT : Math.log(vocab.length);
   const weights = chosenWeights(), color = colorOf("--blue"), text = element("shown"), box = element("text");
-  while (text.children.length > ids.length) text.lastElementChild.remove();
-  while (text.children.length < ids.length) text.lastChild.before(make("span")); // it is for an empty line
-  [...text.children].forEach((span, t) => {
+  const spans = text.getElementsByTagName("span"); // behind them, an element makes room for an empty line
+  while (spans.length > ids.length) spans[ids.length].remove();
+  while (spans.length < ids.length) text.lastChild.before(make("span"));
+  [...spans].forEach((span, t) => {
     const char = vocab[ids[t]], height = Math.round(BAR * Math.min(1, Math.abs(nats[t]) / full));
     const blue = fixed(0.9 * Math.sqrt(Math.max(0, Math.min(1, weights[t] ?? 0))));
-    const classes = { newline: char === "\n", written: t >= nTyped, last: t === caret - 1, next: t === caret };
+    const classes = { newline: char === "\n", written: t >= nTyped, next: t === caret };
     const className = Object.keys(classes).filter((name) => classes[name]).join(" ");
     const style = `--bar: var(--${nats[t] < 0 ? "green" : "orange"}); --height: ${height}px`;
     if (span.textContent !== char) span.textContent = char;
@@ -229,8 +231,20 @@ function drawText() {
     span.style.backgroundColor = `rgb(${color} / ${blue})`; // with var(--blue), this takes twice as long
   });
   box.classList.remove("waiting");
-  const top = text.children[caret - 1]?.offsetTop ?? 0; // keep the caret in sight
+  drawCaret();
+  const top = spans[caret - 1]?.offsetTop ?? 0; // keep the caret in sight
   box.scrollTop = Math.min(top, Math.max(box.scrollTop, top + 32 - box.clientHeight));
+}
+
+/* Draws a line beside a character. An element of its own in the text would turn around numbers in Hebrew. */
+function drawCaret() {
+  const text = element("shown"), { ids, caret } = state, isAfterLine = vocab[ids[caret - 1]] === "\n";
+  const [before, last, next, second] = [-2, -1, 0, 1].map((i) => text.children[caret + i]);
+  const pairs = (isAfterLine ? [[next, second]] : [[before, last], [last, next]]).filter(
+    ([a, b]) => a && b && a.offsetTop === b.offsetTop);
+  const isToLeft = pairs.length > 0 && pairs.every(([a, b]) => b.offsetLeft < a.offsetLeft); // the text goes to the left
+  for (const old of text.querySelectorAll("[data-caret]")) delete old.dataset.caret;
+  if (caret) (isAfterLine ? next : last).dataset.caret = isToLeft === isAfterLine ? "right" : "left";
 }
 
 /* Draws the map of each head at the resolution of the screen. If several weights share a pixel, the largest counts. */
@@ -327,10 +341,10 @@ function drawWeights(t) {
   const others = (xs) => Math.abs(sum(xs) - sum(largest.map((s) => xs[s])));
   const rows = largest.map((s) => [
     [make("bdi", visible(vocab[ids[s]])), t - s ? ` ${t - s} back` : " the last one read"],
-    fixed(scores[s]), powers[s].toPrecision(4), fixed(weights[s]),
+    fixed(scores[s]), rounded(powers[s]), fixed(weights[s]),
   ]);
-  if (nOthers) rows.push([`others: ${nOthers}`, "", others(powers).toPrecision(4), fixed(others(weights))]);
-  fill("weights", [...rows, ["sum", "", sum(powers).toPrecision(4), fixed(sum(weights))]]);
+  if (nOthers) rows.push([`others: ${nOthers}`, "", rounded(others(powers)), fixed(others(weights))]);
+  fill("weights", [...rows, ["sum", "", rounded(sum(powers)), fixed(sum(weights))]]);
   element("how").className = isSoftmax(weights, scores) ? "" : "own";
   say("#width", model.vector(layer, head, "q", t).length);
 }
