@@ -128,7 +128,6 @@ let state = {
   temperature: 1, seed: 1337, isWriting: false, note: "",
 };
 
-/* Changes the state and shows it. */
 function change(news) {
   state = { ...state, ...news };
   clearTimeout(timer);
@@ -206,10 +205,8 @@ function fillBox() {
 const effects = () => current().surprises.map((x, t) => x === all.surprises[t] ? 0 : x - all.surprises[t]);
 
 /* Returns the attention weights of the guess at the caret in the chosen head. */
-function chosenWeights() {
-  const { layer, head, caret } = state;
-  return caret && all.calls.length ? modelOf(layer, head).weights(layer, head, caret - 1) : [];
-}
+const chosenWeights = ({ layer, head, caret } = state) =>
+  caret && all.calls.length ? modelOf(layer, head).weights(layer, head, caret - 1) : [];
 
 /* Shows the text. A bar under a character is its surprise, or by how much switching a head off changed the surprise.
 Blue is the attention weight of a character. */
@@ -240,8 +237,8 @@ function drawText() {
 function drawCaret() {
   const text = element("shown"), { ids, caret } = state, isAfterLine = vocab[ids[caret - 1]] === "\n";
   const [before, last, next, second] = [-2, -1, 0, 1].map((i) => text.children[caret + i]);
-  const pairs = (isAfterLine ? [[next, second]] : [[before, last], [last, next]]).filter(
-    ([a, b]) => a && b && a.offsetTop === b.offsetTop);
+  const pairs = (isAfterLine ? [[next, second]] : [[before, last], [last, next]])
+    .filter(([a, b]) => a && b && a.offsetTop === b.offsetTop); // in one line
   const isToLeft = pairs.length > 0 && pairs.every(([a, b]) => b.offsetLeft < a.offsetLeft); // the text goes to the left
   for (const old of text.querySelectorAll("[data-caret]")) delete old.dataset.caret;
   if (caret) (isAfterLine ? next : last).dataset.caret = isToLeft === isAfterLine ? "right" : "left";
@@ -259,11 +256,10 @@ function drawMaps() {
   }
 }
 
-/* Returns the map of a head as an image of size x size pixels. */
+/* Returns the map of a head as an image of size x size pixels. A root makes small weights visible. */
 function makeMap({ data, offset, strides }, head, size) {
   const image = new ImageData(size, size), shades = image.data, n = state.ids.length, steps = n && Math.max(n, size);
-  const [red, green, blue] = colorOf("--map").split(" ");
-  const start = offset + head * strides[1];
+  const [red, green, blue] = colorOf("--map").split(" "), start = offset + head * strides[1];
   const scaled = (length) => Array.from({ length: steps }, (_, i) => Math.floor(i * length / steps));
   const characters = scaled(n), pixels = scaled(size);
   new Uint32Array(shades.buffer).fill(blue << 16 | green << 8 | red);
@@ -271,7 +267,6 @@ function makeMap({ data, offset, strides }, head, size) {
     for (let x = 0; x <= y; x++) {
       const weight = data[start + characters[y] * strides[2] + characters[x] * strides[3]];
       const alpha = 4 * (pixels[y] * size + pixels[x]) + 3;
-      // The root makes small weights visible.
       shades[alpha] = Math.max(shades[alpha], 16 + 239 * Math.sqrt(Math.max(0, weight)));
     }
   }
@@ -388,7 +383,6 @@ function onSelection() {
   if (isReady && !state.isWriting && caret !== state.caret) change({ caret });
 }
 
-/* Moves the caret by a button. */
 function moveCaret(step) {
   const isRightToLeft = getComputedStyle(element("typed")).direction === "rtl";
   const caret = state.caret + (isRightToLeft ? -step : step);
@@ -410,11 +404,7 @@ function listen() {
     element(name).value = state[name];
     element(name).oninput = (event) => change({ [name]: Number(event.target.value) });
   }
-  onresize = drawMaps;
-  matchMedia("(prefers-color-scheme: dark)").onchange = () => {
-    drawText();
-    drawMaps();
-  };
+  onresize = matchMedia("(prefers-color-scheme: dark)").onchange = () => change({ ids: [...state.ids] }); // draws all
 }
 
 /* Returns the constants, which page.py has packed. */
@@ -465,7 +455,6 @@ async function openPage() {
   say("#alert", isRight ? "" : "Warning: the page computes other numbers than PyTorch.");
 }
 
-/* Any failure at the start goes into the alert. */
 function fail(error) {
   document.querySelector("main").hidden = true;
   say("#alert", `The page cannot start: ${error}. The file may be damaged, or the browser too old.`);

@@ -143,7 +143,9 @@ class Trace(TorchDispatchMode):
         ]
         used = {self.encode(x)["buffer"] for x in inputs if is_live}
         is_change = schema.is_mutable and torch.Tag.inplace_view not in func.tags
-        before = self.keep(args[0]) if is_change else None
+        before = self.encode(whole_buffer(args[0])) if is_change else None
+        if is_change and before["buffer"] in self.constants:
+            self.buffers[before["buffer"]] = whole_buffer(args[0]).clone()
         output = func(*args, **kwargs)
         self.kept += (args, kwargs, output)
         if is_change:
@@ -151,13 +153,6 @@ class Trace(TorchDispatchMode):
         if is_live:
             self.record(name, values, used, inputs, output, before)
         return output
-
-    def keep(self, x: Tensor) -> dict[str, Any]:
-        """Return the whole buffer of x, encoded, before an operation changes it in place."""
-        before = self.encode(whole_buffer(x))
-        if before["buffer"] in self.constants:
-            self.buffers[before["buffer"]] = whole_buffer(x).clone()
-        return before
 
     def record(
         self, name: str, values: list, used: set, inputs: list, output: Any, before: dict | None
