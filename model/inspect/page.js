@@ -131,19 +131,16 @@ let state = {
 function change(news) {
   state = { ...state, ...news };
   clearTimeout(timer);
-  if (element("typed").value !== toText(state.ids)) fillBox();
-  show();
+  const { ids } = state, rows = ids === shown.ids ? 0 : ids.length - all.countKnown(ids, []);
+  if (element("typed").value !== toText(ids)) fillBox();
+  if (rows * pace > SLICE) showLater();
+  else show();
 }
 
 /* Computes the text in slices, and shows it when it is complete. */
 function show() {
   const { ids, off } = state, isNew = ids !== shown.ids || off !== shown.off;
-  if (isNew && !(compute(all, []) && (!off.length || compute(some, off)))) {
-    element("text").classList.toggle("waiting", ids !== shown.ids);
-    say("#note", "Computing …");
-    timer = setTimeout(show);
-    return;
-  }
+  if (isNew && !(compute(all, []) && (!off.length || compute(some, off)))) return showLater();
   shown = state;
   drawText();
   if (isNew) drawMaps();
@@ -151,12 +148,18 @@ function show() {
   if (state.isWriting) timer = setTimeout(write);
 }
 
+function showLater() {
+  element("text").classList.toggle("waiting", state.ids !== shown.ids);
+  say("#note", "Computing …");
+  timer = setTimeout(show, 10); // meanwhile, the browser shows this note and answers keys
+}
+
 /* Computes as many rows as SLICE allows. Returns whether the text is complete. */
 function compute(model, off) {
   const { ids } = state, known = model.countKnown(ids, off), start = performance.now();
-  const end = model.isWhole ? ids.length : Math.min(ids.length, known + Math.ceil(SLICE / pace));
+  const end = model.isWhole ? ids.length : Math.min(ids.length, known + Math.max(16, Math.ceil(SLICE / pace)));
   model.read(ids.slice(0, end), off);
-  if (end - known >= 16) pace = (performance.now() - start) / (end - known); // fewer rows take longer for each
+  if (end - known >= 16) pace = (performance.now() - start) / (end - known); // fewer rows take longer each
   return end === ids.length;
 }
 
