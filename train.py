@@ -128,7 +128,7 @@ def train(given: setup.Values, run_dir: Path, processes: Processes) -> int:
             # Count the step. Every log_interval steps, add their mean loss to the training curve.
             state.step += 1
             if state.step % config.log_interval == 0:
-                [state.train_loss] = processes.average(torch.stack(recent_nats).mean().item())
+                [state.train_loss] = processes.average(sum(recent_nats).item() / len(recent_nats))
                 require_finite("training loss", state.train_loss, state.step)
                 log.report_training(grad_norm, lr)
                 recent_nats.clear()

@@ -13,7 +13,7 @@ import pytest
 
 import sample
 import train
-from tests.conftest import LINES, ROOT, TINY, working_in
+from tests.helpers import LINES, ROOT, TINY, working_in
 
 FILES = {
     "good.txt": LINES.encode(),
@@ -41,7 +41,6 @@ CASES = [
     ("train.py --data folder", "folder has no .txt files", "--data A B"),
     ("train.py --data empty_folder", "empty_folder has no .txt files"),
     ("train.py --data good.txt preset.toml", "includes", "preset.toml", "before the flags"),
-    ("train.py --data https://example.org/a.txt", "https:/example.org/a.txt cannot be found"),
     ("train.py --data text.gz", "text.gz is not utf-8 text", "Convert a"),
     ("train.py --data text.gz --encoding latin-1", "text.gz is not latin-1 text", "NUL"),
     ("train.py --data wide.txt", "wide.txt is not utf-8 text", "NUL"),
@@ -59,12 +58,9 @@ CASES = [
     ("train.py --bias", "the network quill has no setting bias"),
     ("train.py --data ''", "argument --data: the path is empty"),
     ("train.py --lr 1", "unknown key 'lr'. Use --learning_rate."),
-    ("train.py --prompt KATE", "unknown key 'prompt'. Use python sample.py"),
     ("train.py --encoding undefined", "encoding is 'undefined'"),
-    ("train.py --encoding missing", "encoding is 'missing'"),
     ("train.py folder", "preset folder cannot be read", "--resume"),
     ("train.py --out_dir other_run", "other_run is not empty. Name another folder"),
-    ("train.py --out_dir empty.txt/x --data missing.txt", "empty.txt/x cannot be written"),
     ("train.py --out_dir runs/it", "runs/it is not empty", "--resume runs/it"),
     ("train.py --resum runs/it", "Did you mean resume?"),
     ("train.py --start KATE", "unknown key 'start'. Use --prompt of sample.py."),
@@ -79,18 +75,16 @@ CASES = [
     ("train.py --resume only_best", "only_best/last.pt cannot be read"),
     ("train.py --resume damaged", "damaged/last.pt is damaged"),
     ("train.py --resume runs", "runs/last.pt cannot be read"),
-    ("sample.py runs", "runs/last.pt cannot be read"),
     ("sample.py it", "it cannot be read"),
-    ("train.py --resume it", "it/last.pt cannot be read"),
     ("train.py --init_from it", "it cannot be read"),
     ("train.py --resume runs/it", "text.txt cannot be found. ", "has moved, use --data NEW"),
     ("train.py --resume bad_best", "bad_best/best.pt is damaged", "To resume, delete best.pt"),
     ("sample.py bad_best", "bad_best/best.pt is damaged", "--which last"),
     ("train.py --bias True", "preset True cannot be read"),
-    ("train.py --data 'missing/*.txt'", "missing/*.txt cannot be found"),
     (f"train.py --data {'x' * 300}", "cannot be found"),
     (f"sample.py {'x' * 300}", "cannot be read: File name too long"),
     ("sample.py --score wide.txt", "wide.txt is not utf-8"),
+    ("sample.py --prompt_file latin.txt", "latin.txt is not utf-8"),
     ("train.py --resume runs/it --learning_rate 1", "learning_rate cannot be changed"),
     ("train.py --resume runs/it --data other.txt", "is not the text of this run", "--init_from"),
     ("train.py --init_from runs/it --n_layer 3", "n_layer must be 2", "runs/it"),
@@ -99,12 +93,11 @@ CASES = [
     ("sample.py --stop é", "stop", "'é'"),
     ("sample.py --score empty.txt", "the text is ''. A loss needs two characters"),
     (r"sample.py --stop '\n'", "stop", r"'\\'", r"$'\n'"),
-    ("sample.py --prompt KATE --score good.txt", "one of prompt, interactive, score"),
+    ("sample.py --prompt KATE --score good.txt", "one of prompt, prompt_file, interactive"),
     ("sample.py --score good.txt --interactive", "interactive, score"),
     ("sample.py --attention a.html --interactive", "one of interactive, attention"),
     ("sample.py --attention runs/it/best.pt", "runs/it/best.pt", "Name an .html file"),
     ("sample.py --attention missing/a.html", "a folder that exists"),
-    ("sample.py --attention ''", "argument --attention: the path is empty"),
     ("sample.py --top_p 0", "top_p is 0.0. It must be above 0 and at most 1."),
     ("train.py --network missing", "network is 'missing'", "gpt, quill"),
 ]
@@ -187,12 +180,13 @@ def test_a_wrong_flag_is_refused_before_the_text_is_read(folder, monkeypatch, ca
     text = io.BytesIO(LINES.encode())
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(text))
     before = sorted(folder.rglob("*"))
-    assert train.main([flags, "--data", "-"]) == 2
+    assert train.main([flags, "--data", "-"]) in (1, 2)  # 1: an error of the system
     assert capsys.readouterr().err.startswith("error: ")
     assert text.tell() == 0
     assert sorted(folder.rglob("*")) == before
 
 
+@pytest.mark.slow
 def test_an_older_python_is_refused_in_one_line():
     code = "import runpy, sys; sys.version_info = (3, 10, 9); sys.version = '3.10.9 (main)'; "
     code += "runpy.run_path(sys.argv[1], run_name='__main__')"

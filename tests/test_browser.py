@@ -13,10 +13,14 @@ import pytest
 import torch
 
 from model.inspect import page, record
-from tests.helpers import own_equation, random_gpt
+from model.networks import quill
+from tests.helpers import gate, quill_attention, random_gpt
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium"),
+]
 
 HOSTILE = (
     "<script>document.title='attacked'</script></style>&amp;\"'`\n\t\0\x1b\u202e\u05d0\U0001f600"
@@ -110,10 +114,11 @@ def continue_text(model: torch.nn.Module, vocab: str, text: str, length: int) ->
 
 
 @pytest.mark.parametrize("edited", [False, True], ids=["the equation", "an edited equation"])
-def test_attention_page_follows_caret_and_escapes_hostile_text(edited, edit_network):
-    edit_network("quill", own_equation("scores_BHTS.sigmoid() * visible_TS") if edited else {})
+def test_attention_page_follows_caret_and_escapes_hostile_text(edited, monkeypatch):
+    if edited:
+        monkeypatch.setattr(quill.Attention, "attend", quill_attention(gate))
     vocab = "".join(sorted(set(HOSTILE)))
-    model = random_gpt(V=len(vocab), network="mine", block_size=100).float()
+    model = random_gpt(V=len(vocab), block_size=100).float()
     ids = [vocab.index(char) for char in HOSTILE]
     html = page.attention_page(model, vocab, ids, HOSTILE)
     with record.record_attention(model) as calls, torch.no_grad():

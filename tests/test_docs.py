@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import sample
-from tests.conftest import ROOT
+from tests.helpers import ROOT
 
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 

@@ -6,7 +6,6 @@ takes seconds to start. Therefore it makes several runs.
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,29 +14,34 @@ import pytest
 import torch
 
 from model.run import checkpoint
-from tests.conftest import LINES, ROOT, VISIBLE_GPUS, summary
-from tests.helpers import assert_same_run, equal
+from tests.helpers import LINES, ROOT, VISIBLE_GPUS, assert_same_run, equal, summary
 
 # The first argument is a list of runs. Each item has the number of steps after which the run is
 # stopped (null: the run is not stopped) and the arguments of train.py.
 RUNS = """
 import json, os, signal, sys, train
-from model.run.clock import Clock
-update = Clock.update
+update = train.update_average
 for stop_at, argv in json.loads(sys.argv[1]):
-    def stop_and_update(clock):
-        if clock.state.step == stop_at and clock.state.val_step != stop_at:
+    def update_and_stop(ema, model, decay, step):
+        update(ema, model, decay, step)
+        if step + 1 == stop_at:
             os.kill(os.getpid(), signal.SIGINT)
-        update(clock)
-    Clock.update = stop_and_update
+    train.update_average = update_and_stop
     print("status", train.main(argv))
 """
 SIZES = "--n_layer=2 --n_embd=64 --block_size=512 --batch_size=8 --warmup_iters=5 --log_interval=1"
 SIZES += " --learning_rate=0.003 --train_temperature=0.9 --max_iters=60 --eval_interval=30"
 SIZES += " --dropout=0.2 --weight_decay=0.5 --device=cuda --data=text.txt"
-OVERFLOW = """self.init_weights()
-        steps, weight = itertools.count(), self.blocks[0].mlp_1.fc.weight
-        weight.register_hook(lambda grad: grad * (torch.inf if next(steps) == 40 else 1))
+# These edits of the network come before RUNS.
+READ_A_VALUE = """
+from model.networks.quill import MLP
+forward = MLP.forward
+MLP.forward = lambda self, x_BTC: forward(self, x_BTC * (2 if x_BTC[0, 0, 0] > 0 else 1))
+"""
+OVERFLOW = """
+import pytest
+from tests.helpers import overflow_at
+overflow_at(pytest.MonkeyPatch(), [40])
 """
 
 
@@ -53,26 +57,17 @@ def gpu_env() -> dict[str, str]:
 
 
 @pytest.fixture
-def train_on_gpu(gpu_env, text_file, tmp_path):
-    """Return train_on_gpu(*runs, edits=None), which makes all runs in one process.
+def train_on_gpu(gpu_env, text_file):
+    """Return train_on_gpu(*runs, edit=""), which makes all runs in one process.
 
-    It returns the standard output and error. `edits` change a copy of quill, the network `mine`.
+    It returns the standard output and error. `edit` is code that changes the network.
     """
     text_file.write_text(10 * LINES, "utf-8")
 
-    def start(*runs: tuple[int | None, str], edits: dict[str, str] | None = None) -> tuple:
-        for name in ("configs", "data", "model"):
-            shutil.copytree(ROOT / name, tmp_path / name, dirs_exist_ok=True)
-        shutil.copy(ROOT / "train.py", tmp_path)
-        code = (ROOT / "model/networks/quill.py").read_text("utf-8")
-        for old, new in (edits or {}).items():
-            assert old in code
-            code = code.replace(old, new)
-        (tmp_path / "model/networks/mine.py").write_text(code, "utf-8")
+    def start(*runs: tuple[int | None, str], edit: str = "") -> tuple[str, str]:
         argument = json.dumps([(stop_at, flags.split()) for stop_at, flags in runs])
-        command = [sys.executable, "-c", RUNS, argument]
-        env = gpu_env | {"PYTHONPATH": str(tmp_path)}
-        done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+        command = [sys.executable, "-c", edit + RUNS, argument]
+        done = subprocess.run(command, env=gpu_env, capture_output=True, text=True, check=True)
         return done.stdout, done.stderr
 
     return start
@@ -113,7 +108,7 @@ for has_graph in (True, False):
     torch.manual_seed(0)
     weights = [torch.randn(size, device="cuda") for size in ((8, 16), (16, 8), (8, 16))]
     named = [(str(i), w) for i, w in enumerate(weights)]
-    muon = Muon(named, 0.01, 0.1, torch.bfloat16, gradients_stay=has_graph)
+    muon = Muon(named, 0.01, 0.1, torch.bfloat16, uses_graph=has_graph)
     for step in range(12):
         if step % 6 == 0:  # the gradients move to other memory
             assert (muon.graph is not None) == (has_graph and step == 6)
@@ -131,31 +126,23 @@ def test_muon_in_a_cuda_graph_equals_muon(gpu_env):
 
 
 def test_a_network_that_reads_a_value_is_trained_without_a_graph(train_on_gpu):
-    line = "x_BTC = norm(self.embedding(ids_BT))"
-    edits = {line: f"{line}\n        x_BTC = x_BTC * (2 if x_BTC[0, 0, 0] > 0 else 1)"}
-    flags = f"{SIZES} --network=mine --out_dir="
-    out, err = train_on_gpu(
-        (None, f"{flags}auto"), (None, f"{flags}off --compile=off"), edits=edits
-    )
+    runs = [(None, f"{SIZES} --compile={mode} --out_dir={mode}") for mode in ("auto", "off")]
+    out, err = train_on_gpu(*runs, edit=READ_A_VALUE)
     assert out.count("status 0") == 2
     assert err.count("warning: training without a CUDA graph") == 1
     assert equal(weights("auto"), weights("off"))
 
 
 def test_float16_skips_a_step_after_an_overflow(train_on_gpu):
-    edits = {"import torch\n": "import itertools\n\nimport torch\n"}
-    edits |= {"self.init_weights()\n": OVERFLOW}
-    flags = f"{SIZES} --network=mine --dtype=float16 --compile=off --max_iters"
+    flags = f"{SIZES} --dtype=float16 --compile=off --max_iters"
     out, _ = train_on_gpu(
         (None, f"{flags}=40 --learning_rate=0 --out_dir=before"),
         (None, f"{flags}=42 --learning_rate=0 --out_dir=after"),
         (None, f"{flags}=60 --out_dir=run"),
-        edits=edits,
+        edit=OVERFLOW,
     )
     assert out.count("status 0") == 3
-    before, after = (
-        checkpoint.load(f"{run}/last.pt").scaler["scale"] for run in ("before", "after")
-    )
+    before, after = (checkpoint.load(f"{x}/last.pt").scaler["scale"] for x in ("before", "after"))
     assert after == before / 2
     assert summary(Path("run"))["val_loss"] < 3
 

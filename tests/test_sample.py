@@ -19,8 +19,7 @@ import sample
 import train
 from model.run import checkpoint
 from model.trained import TrainedModel
-from tests.conftest import LINES, ROOT, TINY
-from tests.helpers import page_data
+from tests.helpers import LINES, ROOT, TINY, page_data
 
 
 @pytest.fixture
@@ -78,6 +77,10 @@ def test_the_newest_run_or_the_named_checkpoint_is_sampled(run_dir, capsys):
     ):
         assert sample.main(["--max_new_tokens", "5", *argv]) == 0
         assert capsys.readouterr().err.startswith(expected)
+    (run_dir / "best.pt").unlink()  # as after Ctrl-C before the second evaluation
+    for which in ("best", "last"):
+        assert sample.main(["--max_new_tokens", "5", "--which", which]) == 0
+        assert capsys.readouterr().err.startswith("runs/it/last.pt, step 20,")
 
 
 def test_attention_page_shows_generated_or_scored_text(run_sample):
@@ -111,6 +114,14 @@ def test_a_score_is_the_loss_of_an_evaluation(tiny, capsys):
         score = float(capsys.readouterr().out.split()[0])
         assert score == pytest.approx(nats / (length - 1), abs=6e-5)
     assert score == pytest.approx(saved.val_loss, abs=6e-5)
+
+
+def test_a_prompt_is_read_from_a_file_or_standard_input(run_sample, monkeypatch):
+    expected = run_sample("--prompt=KATE:\n", "--max_new_tokens=20")
+    Path("prompt.txt").write_bytes("\ufeffKATE:\r\n".encode("utf-16-le"))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"KATE:\n")))
+    for name in ("prompt.txt", "-"):
+        assert run_sample(f"--prompt_file={name}", "--max_new_tokens=20") == expected
 
 
 @pytest.mark.parametrize("form", ["NFC", "NFD"])
@@ -194,12 +205,6 @@ def test_interactive_continues_lines_and_ctrl_c_ends_a_text(run_sample, monkeypa
     assert "error: the prompt has" in capsys.readouterr().err
 
 
-def test_interactive_input_that_is_not_utf_8_ends_in_one_line(run_dir, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff\n"), "utf-8"))
-    assert sample.main(["--interactive"]) == 2
-    assert capsys.readouterr().err.endswith("\nerror: standard input is not utf-8 text.\n")
-
-
 def test_paths_may_begin_with_the_home_folder(run_sample, monkeypatch):
     monkeypatch.setenv("HOME", str(Path.cwd() / "home"))
     Path("home").mkdir()
@@ -225,6 +230,7 @@ def test_output_is_utf_8_whatever_terminal_and_corpus_are(tiny, text_file, monke
     assert set(sampled) == set(text)
 
 
+@pytest.mark.slow
 def test_ctrl_c_or_closed_pipe_ends_sampling_without_page(run_dir):
     argv = [sys.executable, str(ROOT / "sample.py"), "--max_new_tokens=10000000"]
     argv += ["--num_samples=30", "--attention=page.html"]
@@ -238,25 +244,3 @@ def test_ctrl_c_or_closed_pipe_ends_sampling_without_page(run_dir):
         for process in (stopped, piped):  # the only line names the checkpoint
             assert process.stderr.read().count(b"\n") == 1
     assert not Path("page.html").exists()
-
-
-def test_the_newest_run_is_taken_also_without_best_pt(trained_run, capsys):
-    """Ctrl-C before the second evaluation leaves a run without best.pt."""
-    for i, name in enumerate(("a", "b")):
-        shutil.copytree(trained_run, f"runs/{name}")
-        for path in Path("runs", name).glob("*.pt"):
-            os.utime(path, (i, i))
-    Path("runs/b/best.pt").unlink()
-    for which in ("best", "last"):
-        assert sample.main([f"--which={which}", "--max_new_tokens=3"]) == 0
-        assert "runs/b/last.pt" in capsys.readouterr().err
-
-
-def test_a_network_may_keep_its_own_settings_only(tiny, edit_network):
-    """Its config may lack the encoding of the corpus, in which sample.py reads a file."""
-    own = "GPTConfig(**{name: getattr(config, name) for name in GPTConfig.__dataclass_fields__})"
-    line = "self.config = config\n        self.embedding"
-    edit_network("quill", {line: line.replace("= config", f"= {own}")})
-    assert tiny("--network=mine --max_iters=1 --out_dir=run") == 0
-    Path("scored.txt").write_text("KATE")
-    assert sample.main(["run", "--score=scored.txt"]) == 0

@@ -80,7 +80,7 @@ def load_start(given: Values, run_dir: Path) -> tuple[Checkpoint, Values]:
     if "init_from" not in given:
         return Checkpoint(), given
     saved = load(resolve(given["init_from"], "best"))
-    theirs = vars(TrainConfig(**saved.config))
+    theirs = vars(make_config(TrainConfig, saved.config))
     kept = marked(TrainConfig, INHERITED)
     for name in kept:
         if given.get(name, theirs[name]) != theirs[name]:
@@ -117,7 +117,7 @@ def full_config(
     if BY_RECIPE - known.keys():  # else there is nothing to choose
         blocks = [x.numel() for name, x in saved.model.items() if name.startswith("blocks.")]
         budget = Budget(
-            train_chars=int(len(corpus.ids_N) * (1 - draft.val_fraction)),  # for any val_split
+            train_chars=max(1, int(len(corpus.ids_N) * (1 - draft.val_fraction))),  # for any split
             minutes=draft.minutes,
             device=machine.device.type,
             parameters=sum(blocks),

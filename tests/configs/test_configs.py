@@ -22,7 +22,7 @@ from model.run.setup import full_config, load_start, open_text, parse_train_comm
 from model.system.device import training_machine
 from model.system.processes import Processes
 from sample import SampleConfig
-from tests.conftest import LINES
+from tests.helpers import LINES
 
 PRESETS = Path(configs.__file__).parent
 PARSER = ConfigParser(TrainConfig, usage="", description="")
@@ -206,9 +206,11 @@ def test_a_preset_replaces_only_the_settings_that_it_names(text_file):
     chosen = []
     for first in (["p.toml"], ["--seed=1", "--n_embd=64"]):
         given = parse_train_command([*first, f"--data={text_file}", "--device=cpu"])
-        saved, given = load_start(given, Path("unused"))
-        machine = training_machine(make_config(TrainConfig, given), Processes())
-        chosen.append(full_config(given, saved, open_text(given, saved), machine))
+        saved, known = load_start(given, Path("unused"))
+        draft = make_config(TrainConfig, known)
+        corpus = open_text(draft, saved, Processes())
+        machine = training_machine(draft, Processes())
+        chosen.append(full_config(draft, known, saved, corpus, machine))
     assert chosen[0] == chosen[1]
     assert chosen[0].n_embd == 64
     assert chosen[0].dropout > 0
@@ -230,7 +232,7 @@ def test_a_preset_replaces_only_the_settings_that_it_names(text_file):
         ("--seed=1", "n_layer = 2.0", "argument --n_layer: invalid int value: '2.0'"),
         ("--seed=1", "n_layer = true", "argument --n_layer: expected one argument"),
         ("--seed=1", "bias = 1", "argument --bias"),
-        ("--steps=1", "", "unknown key 'steps'. Use --max_iters."),
+        ("--epochs=1", "", "unknown key 'epochs'. Use --max_iters."),
     ],
     ids=lambda text: text[:20],
 )

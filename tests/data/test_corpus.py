@@ -18,7 +18,7 @@ from data.corpus import (
     open_corpus,
     shuffled_starts,
 )
-from tests.conftest import LINES
+from tests.helpers import LINES
 
 
 def numbered_text(length: int, val_fraction: float = 0.1, val_split: str = "end") -> Corpus:

@@ -29,13 +29,23 @@ def test_paths_are_read_in_their_order_whatever_their_endings(tmp_path):
     assert find_text_files(paths) == [tmp_path / name for name in names]
 
 
-def test_a_folder_is_read_whole_except_hidden_names(tmp_path):
+def test_a_folder_is_read_whole_except_hidden_names_or_refused(tmp_path, monkeypatch):
     folder = tmp_path / ".hidden"  # a hidden folder is read if the user names it
     write_all(folder, "a/b.txt", "mine.txt", ".git/c.txt", "a/.d.txt", "a/.e/f.txt")
     write_all(folder, reader.PATH.name)
     (folder / "n.txt").symlink_to("a/b.txt")
-    names = ("a/b.txt", "mine.txt", "n.txt")
+    names, scandir, closed = ("a/b.txt", "mine.txt", "n.txt"), os.scandir, [".git"]
+
+    def scandir_or_refuse(path):  # simulates a refusal, because root may read every folder
+        if Path(path).name in closed:
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", scandir_or_refuse)
     assert find_text_files([str(folder)]) == [folder / name for name in names]
+    closed.append("a")
+    with pytest.raises(UserError, match="a cannot be read: Permission denied"):
+        find_text_files([str(folder)])
 
 
 def test_a_pipe_and_standard_input_are_read(tmp_path, monkeypatch):
@@ -71,11 +81,6 @@ def test_utf_16_is_known_by_its_byte_order_mark(text_file, text, encoding, monke
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
     for name in (text_file, Path("-")):
         assert read_text(name, "utf-8") == text.replace("\r", "")
-
-
-def test_all_line_ends_are_read_as_newlines(text_file):
-    text_file.write_bytes(b"unix\nwindows\r\n\r\nmac\r\r")
-    assert read_text(text_file, "utf-8") == "unix\nwindows\n\nmac\n\n"
 
 
 @pytest.mark.parametrize("at", [0, 5, 9, 300])

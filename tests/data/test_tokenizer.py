@@ -7,6 +7,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from configs.errors import UserError
+from data import tokenizer
 from data.tokenizer import CharTokenizer, extend_vocab
 
 
@@ -32,18 +33,20 @@ def test_unknown_characters_are_refused_and_named(known, text):
 def test_a_text_in_the_other_unicode_form_is_known(text, forms):
     """If all characters of the text are known, none of them is replaced."""
     known, other = (unicodedata.normalize(form, text) for form in forms)
-    tokenizer = CharTokenizer("".join(sorted(set(known))))
-    ids_N = tokenizer.encode(other)
+    knows = CharTokenizer("".join(sorted(set(known))))
+    ids_N = knows.encode(other)
     expected = other if set(other) <= set(known) else known
-    assert tokenizer.decode(ids_N) == expected
+    assert knows.decode(ids_N) == expected
 
 
-@given(text=st.text(min_size=1), known=st.text())
-def test_a_corpus_is_encoded_and_decoded_again(text, known):
+@given(st.text(min_size=1), st.text(), st.integers(1, 5))
+def test_a_corpus_is_encoded_in_parts_and_decoded_again(text, known, part):
     known = "".join(dict.fromkeys(known))
-    vocab = extend_vocab(known, text)
-    assert vocab == known + "".join(sorted(set(text) - set(known)))
-    ids_N = CharTokenizer(vocab).encode(text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tokenizer, "PART", part)
+        vocab = extend_vocab(known, text)
+        assert vocab == known + "".join(sorted(set(text) - set(known)))
+        ids_N = CharTokenizer(vocab).encode(text)
     assert CharTokenizer(vocab).decode(ids_N) == text == "".join(vocab[id_] for id_ in ids_N)
 
 

@@ -1,6 +1,5 @@
 """Tests of sampling: choosing characters, writing texts, the cache."""
 
-import inspect
 import math
 
 import numpy as np
@@ -11,7 +10,6 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 import model.generate
-from configs.errors import UserError
 from model.generate import (
     GenerationConfig,
     first_character,
@@ -20,7 +18,7 @@ from model.generate import (
     sample_ids,
 )
 from model.system.console import AbortError
-from tests.helpers import NETWORKS, random_gpt
+from tests.helpers import NETWORKS, has_cache, random_gpt
 
 VOCAB = "abcdefghijk"
 
@@ -63,18 +61,17 @@ def test_no_character_is_drawn_without_a_probability(value):
 @torch.no_grad()
 @pytest.mark.parametrize("block_size", [1, 5, 8])
 @pytest.mark.parametrize("length", [1, 9, 40])
-@pytest.mark.parametrize("has_cache", [True, False])
+@pytest.mark.parametrize("cached", [True, False])
 @pytest.mark.parametrize("network", NETWORKS)
 def test_it_reads_the_whole_text_or_the_last_block_size_characters(
-    network, has_cache, length, block_size, monkeypatch
+    network, cached, length, block_size, monkeypatch
 ):
-    network = random_gpt(network=network, block_size=block_size)
-    has_cache = has_cache and "cache" in inspect.signature(network.forward).parameters
-    network = network if has_cache else WithoutCache(network)
-    texts = []
+    cached = cached and has_cache(network)
+    network, texts = random_gpt(network=network, block_size=block_size), []
+    network.has_right_cache = cached
 
     def check_logits(logits_BV, text_BT, config):
-        ids_BT = torch.from_numpy(text_BT if has_cache else text_BT[:, -block_size:])
+        ids_BT = torch.from_numpy(text_BT if cached else text_BT[:, -block_size:])
         np.testing.assert_allclose(logits_BV, network(ids_BT)[:, -1], rtol=1e-4, atol=1e-5)
         texts.append(text_BT)
         return next_char_probs(logits_BV, text_BT, config)
@@ -91,17 +88,6 @@ def written(pieces: list[tuple[int, str]], i: int) -> str:
     return "".join(piece for number, piece in pieces if number == i)
 
 
-class WithoutCache(torch.nn.Module):
-    """A network whose forward takes no cache."""
-
-    def __init__(self, model: torch.nn.Module) -> None:
-        super().__init__()
-        self.model, self.config, self.max_length = model, model.config, None
-
-    def forward(self, ids_BT):
-        return self.model(ids_BT)
-
-
 def test_texts_written_together_end_each_at_its_own_stop():
     model = random_gpt()
     config = GenerationConfig(max_new_tokens=200, num_samples=5)
@@ -116,21 +102,3 @@ def test_texts_written_together_end_each_at_its_own_stop():
 @pytest.mark.parametrize(("vocab", "start"), [("\t\n a", "\n"), ("\t a", "\t"), ("a\n", "\n")])
 def test_empty_prompt_is_line_end_if_in_vocabulary(vocab, start):
     assert first_character(vocab) == start
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"temperature": -1},
-        {"temperature": math.nan},
-        {"top_k": -3},
-        {"top_k": 1.5},
-        {"top_p": 0},
-        {"max_new_tokens": -5},
-        {"num_samples": 0},
-    ],
-)
-def test_a_wrong_value_from_python_is_refused_as_a_flag_is(values):
-    ((name, value),) = values.items()
-    with pytest.raises(UserError, match=f"{name} is {value}. It must be"):
-        GenerationConfig(**values)

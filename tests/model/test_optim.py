@@ -70,13 +70,13 @@ class FakeGraph:
 
 
 def test_muon_uses_a_graph_only_while_gradients_and_momenta_stay(monkeypatch):
-    """The momenta move when they are loaded. Then no graph reads the old memory."""
+    """The momenta move when they are loaded. Then a new graph is recorded, which reads them."""
     monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
     monkeypatch.setattr(torch.cuda, "graph", lambda graph: contextlib.nullcontext())
-    for stay, expected in ((False, (0, 0)), (True, (1, 2))):
+    for stay, expected in ((False, (0, 0)), (True, (2, 4))):
         FakeGraph.made = FakeGraph.replayed = 0
         weight = nn.Parameter(torch.randn(8, 16))
-        muon = Muon([("w", weight)], 0.1, 0.1, torch.float32, gradients_stay=stay)
+        muon = Muon([("w", weight)], 0.1, 0.1, torch.float32, uses_graph=stay)
         weight.grad = torch.randn_like(weight)
         for step in range(6):
             if step == 3:

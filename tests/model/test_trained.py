@@ -31,7 +31,13 @@ def test_unknown_characters_are_named(trained_run):
             call("ß!")
 
 
-@pytest.mark.parametrize("settings", [{"length": -5}, {"temperature": -1}, {"num_samples": 0}])
-def test_a_wrong_setting_is_refused(trained_run, settings):
-    with pytest.raises(UserError, match="It must be"):
-        load(str(trained_run)).write("The", **settings)
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *[("length", -5), ("num_samples", 0), ("temperature", -1), ("temperature", math.nan)],
+        *[("top_k", -3), ("top_k", 1.5), ("top_p", 0)],
+    ],
+)
+def test_a_wrong_setting_is_refused_as_a_flag_is(trained_run, name, value):
+    with pytest.raises(UserError, match=f"is {value}. It must be"):
+        load(str(trained_run)).write("The", **{name: value})

@@ -1,7 +1,6 @@
 """Tests of the attention page: its script, run by V8, computes what the model computes."""
 
 import base64
-import importlib
 import itertools
 import json
 import re
@@ -17,71 +16,85 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from model.inspect import page, trace
+from model import networks
+from model.inspect import page
 from model.inspect.page import SCRIPT, attention_page
 from model.inspect.record import record_attention
 from model.inspect.trace import KNOWN, OPS, Trace
-from model.networks import network_names
+from model.networks import gpt, network_class, quill
 from model.system.console import AbortError
-from tests.conftest import NO_MASK
 from tests.helpers import (
-    ALIBI,
-    MASK,
-    SCALE,
-    WINDOW,
-    own_equation,
+    NETWORKS,
+    alibi,
+    attend_without_mask,
+    gate,
+    gpt_attention,
     page_data,
+    quill_attention,
     random_gpt,
     random_ids,
+    window,
 )
 
 VOCAB = "ab</script>'\"&\n\t\u202e\x1b\U0001f600é"
 
 
-def own_softmax(scores: str) -> dict[str, str]:
-    """Return an edit of quill: the weights are the softmax of an expression of scores_BHTS."""
-    return own_equation(f"({scores}).masked_fill(~visible_TS, -torch.inf).softmax(-1)")
+def instead_of_gelu(f: Callable) -> tuple:
+    """Return an edit of gpt: f replaces GELU."""
+    return gpt.MLP, "forward", lambda self, x: self.proj(f(self.fc(x)))
 
 
-def instead_of_gelu(expression: str) -> tuple[str, dict[str, str]]:
-    """Return an edit of gpt: an expression of x replaces GELU."""
-    return "gpt", {"self.gelu(self.fc(x_BTC))": f"(lambda x: {expression})(self.fc(x_BTC))"}
+def instead_of_attention(f: Callable) -> tuple:
+    """Return an edit of gpt: f, which may mix positions, replaces attention."""
+    return gpt.Attention, "forward", lambda self, x: f(x)
 
 
-def instead_of_attention(expression: str) -> tuple[str, dict[str, str]]:
-    """Return an edit of gpt: an expression of x, which may mix positions, replaces attention."""
-    call = "self.dropout(self.attention(self.norm_1(x_BTC)))"
-    return "gpt", {call: f"(lambda x: {expression})(self.norm_1(x_BTC))"}
+def own_equation(equation: Callable) -> tuple:
+    """Return an edit of gpt: an equation of queries, keys and mask gives the attention weights."""
+    return gpt.Attention, "forward", gpt_attention(equation)
 
 
-KEYS = "k_BHTD = self.split_heads(self.key(x_BTC))"
-TRACE = Path(trace.__file__).read_text("utf-8")
 CLOSE = {"atol": 1e-4, "rtol": 1e-4}
-EDITS = {
-    **{name: (name, {}) for name in network_names()},
-    "softmax, written out": ("quill", own_softmax("scores_BHTS / 8**0.5")),
-    "SiLU, gated": instead_of_gelu("torch.nn.functional.silu(x) * x.sigmoid()"),
-    "GELU by tanh": instead_of_gelu("torch.nn.functional.gelu(x, approximate='tanh')"),
-    "no attention": instead_of_attention("0"),
-    "a shift by padding": instead_of_attention("torch.nn.functional.pad(x, (0, 0, 1, 0))[:, :-1]"),
+EDITS = {  # a class, its method, the new method
+    **{name: (network_class(name), "forward", network_class(name).forward) for name in NETWORKS},
+    "softmax, written out": (
+        quill.Attention,
+        "attend",
+        quill_attention(lambda scores, mask_TS: (scores / 8**0.5 + mask_TS).softmax(-1)),
+    ),
+    "sigmoid for softmax": (quill.Attention, "attend", quill_attention(gate)),
+    "SiLU, gated": instead_of_gelu(lambda x: F.silu(x) * x.sigmoid()),
+    "GELU by tanh": instead_of_gelu(lambda x: F.gelu(x, approximate="tanh")),
+    "no attention": instead_of_attention(lambda x: 0 * x),
+    "a shift by padding": instead_of_attention(lambda x: F.pad(x, (0, 0, 1, 0))[:, :-1]),
     "a sum in place": instead_of_attention(
-        "(y := x + 1, y[:, 1:].add_(x[:, :-1]))[0].cumsum(1) / 9"
+        lambda x: (y := x + 1, y[:, 1:].add_(x[:, :-1]))[0].cumsum(1) / 9
     ),
     "PyTorch's attention": instead_of_attention(
-        "torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)"
+        lambda x: F.scaled_dot_product_attention(x, x, x, is_causal=True)
     ),
-    "ALiBi": ("gpt", {SCALE: ALIBI}),
-    "softcap": ("gpt", {MASK: f".div(20).tanh().mul(20){MASK}"}),
-    "a window": ("gpt", {MASK: WINDOW}),
-    "sigmoid for softmax": ("quill", own_equation("scores_BHTS.sigmoid() * visible_TS")),
-    "in place": ("gpt", {"scores_BHTT.masked_fill(": "scores_BHTT.masked_fill_("}),
-    "keys by queries": ("gpt", {"q_BHTD @ k_BHTD.mT": "(k_BHTD @ q_BHTD.mT).mT"}),
-    "one key for all": ("gpt", {KEYS: f"{KEYS}[:, :1]"}),
+    "ALiBi": own_equation(alibi),
+    "softcap": own_equation(
+        lambda q, k, mask_TT: (20 * (q @ k.mT / 20).tanh() + mask_TT).softmax(-1)
+    ),
+    "a window": own_equation(window),
+    "in place": own_equation(
+        lambda q, k, mask_TT: (q @ k.mT).masked_fill_(mask_TT < 0, -torch.inf).softmax(-1)
+    ),
+    "keys by queries": own_equation(lambda q, k, mask_TT: ((k @ q.mT).mT + mask_TT).softmax(-1)),
+    "one key for all": own_equation(lambda q, k, mask_TT: (q @ k[:, :1].mT + mask_TT).softmax(-1)),
     "two of the channels": instead_of_attention(
-        "x.scatter(-1, (top := x.topk(2)).indices, top.values.round())"
+        lambda x: x.scatter(-1, (top := x.topk(2)).indices, top.values.round())
     ),
-    "no mask": ("gpt", NO_MASK["gpt"]),
+    "no mask": (gpt.Attention, "forward", attend_without_mask),
 }
+
+
+def edited_network(edit: str, monkeypatch: pytest.MonkeyPatch, block_size: int = 12) -> nn.Module:
+    """Return a random network with one of the EDITS."""
+    monkeypatch.setattr(*EDITS[edit])
+    network = EDITS[edit][0].__module__.split(".")[-1]
+    return random_gpt(len(VOCAB), network, block_size=block_size).float()
 
 
 def unpack(data: dict) -> list[np.ndarray]:
@@ -149,10 +162,9 @@ def assert_shows(page: Script, model: nn.Module, ids: list[int]) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("edit", EDITS)
-def test_page_computes_what_the_model_computes(edit, edit_network):
+def test_page_computes_what_the_model_computes(edit, monkeypatch):
     """The text grows, shrinks and changes in the middle."""
-    edit_network(*EDITS[edit])
-    model, V = random_gpt(len(VOCAB), network="mine", block_size=24).float(), len(VOCAB)
+    model, V = edited_network(edit, monkeypatch, block_size=24), len(VOCAB)
     a, b = random_ids(2, 40, V=V).tolist()
     page, data = open_page(model, a)
     T = page.eval("model.T")
@@ -166,7 +178,7 @@ def test_page_computes_what_the_model_computes(edit, edit_network):
 
 @torch.no_grad()
 @pytest.mark.parametrize("block_size", [2, 24])
-@pytest.mark.parametrize("network", network_names())
+@pytest.mark.parametrize("network", NETWORKS)
 def test_a_head_that_is_off_hands_nothing_on(network, block_size):
     model = random_gpt(len(VOCAB), network=network, block_size=block_size).float()
     ids = [5, 3, 1, 4, 1, 5][:block_size]
@@ -188,9 +200,8 @@ def test_a_head_that_is_off_hands_nothing_on(network, block_size):
 
 @torch.no_grad()
 @pytest.mark.parametrize("edit", ["softmax, written out", "a window", "ALiBi"])
-def test_a_head_is_the_textbooks_if_its_weights_are(edit, edit_network):
-    edit_network(*EDITS[edit])
-    page, data = open_page(random_gpt(len(VOCAB), network="mine").float(), [1])
+def test_a_head_is_the_textbooks_if_its_weights_are(edit, monkeypatch):
+    page, data = open_page(edited_network(edit, monkeypatch), [1])
     page.eval(f"model.check({json.dumps(data['probe'])})")
     is_textbook = page.eval("isSoftmax(model.weights(0, 0, 9), model.scores(0, 0, 9))")
     assert is_textbook == (edit != "ALiBi")
@@ -327,38 +338,39 @@ def test_page_holds_text_vocabulary_and_weights_and_loads_nothing(monkeypatch):
 
 
 @torch.no_grad()
-def test_a_character_that_the_model_holds_for_impossible_is_no_fault(edit_network):
+def test_a_character_that_the_model_holds_for_impossible_is_no_fault():
     """Its logit is -inf, so its surprise is infinite. JSON cannot hold an infinite number."""
-    line = "self.head(self.norm(x_BTC))"
-    edit_network("gpt", {line: f"{line}.masked_fill(torch.arange(20) == 3, -torch.inf)"})
-    model = random_gpt(len(VOCAB), network="mine", block_size=24).float()
+    model, is_3 = random_gpt(len(VOCAB), block_size=24).float(), torch.arange(len(VOCAB)) == 3
+    model.head.register_forward_hook(lambda _, args, logits: logits.masked_fill(is_3, -torch.inf))
     page, data = open_page(model, [1, 3, 2])
     json.loads(json.dumps(data), parse_constant=pytest.fail)
     assert page.eval(f"model.check({json.dumps(data['probe'])})")
 
 
 @pytest.mark.parametrize(
-    ("expression", "named"),
+    ("f", "named"),
     [
-        ("x.logcumsumexp(1)", r"logcumsumexp in line \d+ of mine.py, `.*sumexp.* to OPS in"),
-        ("x.cummax(1).indices", "cummax_1"),
-        ("x * x.mean().item()", "into a Python number: .* in line"),
-        ("x + torch.rand(3)[0]", "draws random numbers"),
-        ("x * x.argmax(-1, True)", r"integers from floating-point .*topk\(1\).indices works"),
-        ("x * (x.long() << 60)", "__lshift"),
-        ("x * ((x + 9).long() * 2**50)", "integers as large"),
-        ("x * ((x + 9).long() * torch.tensor(2**25 + 1))", "integers above"),
-        ("x * torch.view_as_complex(x.view(1, -1, 8, 2)).abs().mean()", "complex numbers"),
+        (
+            lambda x: x.logcumsumexp(1),
+            r"logcumsumexp in line \d+ of test_page.py, `.*sumexp.* to OPS in",
+        ),
+        (lambda x: x.cummax(1).indices, "cummax_1"),
+        (lambda x: x * x.mean().item(), "into a Python number: .* in line"),
+        (lambda x: x + torch.rand(3)[0], "draws random numbers"),
+        (
+            lambda x: x * x.argmax(-1, True),
+            r"integers from floating-point .*topk\(1\).indices works",
+        ),
+        (lambda x: x * (x.long() << 60), "__lshift"),
+        (lambda x: x * ((x + 9).long() * 2**50), "integers as large"),
+        (lambda x: x * ((x + 9).long() * torch.tensor(2**25 + 1)), "integers above"),
+        (lambda x: x * torch.view_as_complex(x.view(1, -1, 8, 2)).abs().mean(), "complex numbers"),
     ],
 )
-def test_what_the_page_cannot_compute_is_named(expression, named, edit_network):
-    edit_network(*instead_of_attention(expression))
+def test_what_the_page_cannot_compute_is_named(f, named, monkeypatch):
+    """The error has the line of the network's file. The network's edit is in this file."""
+    monkeypatch.setattr(*instead_of_attention(f))
+    model = random_gpt(network="gpt").float()
+    monkeypatch.setattr(networks, "FOLDER", Path(__file__).parent)
     with pytest.raises(AbortError, match=named):
-        attention_page(random_gpt(network="mine").float(), "abcde", [0, 1, 2], "")
-
-
-def test_pytorch_has_the_private_names_that_trace_py_uses():
-    for module, name in re.findall(r"from (torch\._.*|torch.*\._.*) import (\w+)", TRACE):
-        assert hasattr(importlib.import_module(module), name), f"{module}.{name}"
-    for name in ("decompose", "_can_decompose", "_schema"):
-        assert hasattr(torch.ops.aten.add.Tensor, name), name
+        attention_page(model, "abcde", [0, 1, 2], "")

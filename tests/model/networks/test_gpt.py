@@ -12,17 +12,6 @@ from tests.helpers import random_gpt, random_ids
 
 
 @pytest.mark.parametrize("network", ["gpt", "quill"])
-def test_same_embedding_becomes_different_vectors_in_different_contexts(network):
-    """Articles explain this with the word "bank"."""
-    model, seen = random_gpt(network=network), {}
-    model.embedding.register_forward_hook(lambda _, args, x_BTC: seen.update(static=x_BTC))
-    model.head.register_forward_pre_hook(lambda _, args: seen.update(contextual=args[0]))
-    model(torch.tensor([[1, 7, 3, 2], [4, 5, 6, 7]]))
-    assert torch.equal(seen["static"][0, 1], seen["static"][1, 3])
-    assert not torch.allclose(seen["contextual"][0, 1], seen["contextual"][1, 3])
-
-
-@pytest.mark.parametrize("network", ["gpt", "quill"])
 def test_network_compiles_to_one_graph_even_with_dropout(network):
     """If the compiler cannot trace an operation, it may run all of `forward` uncompiled."""
     model = random_gpt(network=network, dropout=0.5).float().train()

@@ -4,7 +4,6 @@ import hashlib
 import io
 import os
 import pickle
-import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from torch import nn
 from configs.errors import UserError
 from configs.settings import GPTConfig
 from model.networks import make_network
-from model.run.checkpoint import MAGIC, Checkpoint, load, load_weights, resolve, save
+from model.run.checkpoint import MAGIC, Checkpoint, load, load_weights, save
 
 
 def test_a_checkpoint_is_unchanged_after_saving_and_loading(tmp_path):
@@ -26,18 +25,6 @@ def test_a_checkpoint_is_unchanged_after_saving_and_loading(tmp_path):
     assert vars(loaded) | {"model": None} == vars(saved) | {"model": None}
     assert sorted(os.listdir(tmp_path)) == ["best.pt", "last.pt"]
     torch.load(tmp_path / "last.pt", weights_only=True)  # PyTorch alone can read it, too
-
-
-def test_the_newest_run_and_its_best_checkpoint_are_found():
-    for run in ("a", "b"):
-        Path("runs", run).mkdir(parents=True)
-        Path("runs", run, "last.pt").touch()
-        time.sleep(0.01)
-    assert resolve(None, "best") == Path("runs/b/last.pt")  # run b has no best.pt yet
-    Path("runs/b/best.pt").touch()
-    assert resolve(None, "best") == resolve("runs/b", "best") == Path("runs/b/best.pt")
-    assert resolve(None, "last") == Path("runs/b/last.pt")
-    assert resolve("runs/a/last.pt", "best") == Path("runs/a/last.pt")
 
 
 class Trap:

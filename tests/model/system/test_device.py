@@ -15,7 +15,6 @@ from configs.settings import DeviceConfig, GPTConfig, TrainConfig
 from model.networks import make_network
 from model.system import device
 from model.system.device import (
-    Forward,
     Machine,
     choose_device,
     choose_dtype,
@@ -116,7 +115,6 @@ def test_matrix_products_run_in_the_dtype(dtype):
     with machine.autocast():
         assert (ones @ ones).dtype == dtype
         assert torch.is_autocast_enabled("cpu") == (dtype != torch.float32)
-    assert machine.make_scaler().is_enabled() == (dtype == torch.float16)
     assert choose_dtype(machine.dtype_name, CUDA) == dtype
     with pytest.raises(UserError, match="float16 needs a CUDA device"):
         choose_dtype("float16", MPS)
@@ -185,9 +183,7 @@ def test_training_steps_call_the_network_as_asked_for(
     network, compiled, graphs = make_small(), [], []
     monkeypatch.setattr(torch, "compile", lambda module, **_: compiled.append(module) or module)
     monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda *_, **__: None)
-    monkeypatch.setattr(
-        Forward, "record_graph", lambda forward, ids_BT: graphs.append(forward.network)
-    )
+    monkeypatch.setattr(device, "record_graph", lambda f, _: graphs.append(f.network) or f)
     machine = Machine(kind, torch.float32)
     forward = machine.prepare(steps_of_ids(mode, parts), network)
     assert graphs == ([network] if expected == "graph" else [])
@@ -204,7 +200,7 @@ def test_a_network_that_becomes_no_cuda_graph_is_called_as_it_is(monkeypatch, ca
         raise RuntimeError("it reads a value\nand a long story")
 
     network = make_small()
-    monkeypatch.setattr(Forward, "record_graph", fail)
+    monkeypatch.setattr(device, "record_graph", fail)
     forward = Machine(CUDA, torch.float32).prepare(steps_of_ids(), network)
     assert capsys.readouterr().err.endswith("without a CUDA graph: it reads a value\n")
     assert torch.equal(forward(IDS_BT), network(IDS_BT))

@@ -1,5 +1,7 @@
 """Tests of files that are written whole or not at all, and of run directories."""
 
+import contextlib
+import errno
 import os
 from pathlib import Path
 from unittest.mock import Mock
@@ -33,6 +35,15 @@ def test_atomic_write_replaces_the_file_only_when_it_is_complete(tmp_path, error
     with atomic_write(path) as file:
         file.write(b"new content")
     assert sorted(tmp_path.iterdir()) == [path, link]
+
+
+@pytest.mark.parametrize(("number", "is_ignored"), [(errno.EINVAL, True), (errno.EIO, False)])
+def test_a_file_system_may_have_no_fsync(tmp_path, monkeypatch, number, is_ignored):
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(number, "refused")))
+    expected = contextlib.nullcontext() if is_ignored else pytest.raises(OSError, match="refused")
+    with expected, atomic_write(tmp_path / "file") as file:
+        file.write(b"content")
+    assert (tmp_path / "file").exists() == is_ignored
 
 
 def test_a_file_system_may_have_no_locks(tmp_path, monkeypatch):

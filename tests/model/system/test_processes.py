@@ -10,7 +10,7 @@ import torch
 
 from configs.errors import UserError
 from model.system.processes import Processes, catch_signals
-from tests.conftest import torchrun_variables
+from tests.helpers import torchrun_variables
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
@@ -51,8 +51,7 @@ def exchange(variables: dict[str, str]) -> None:
         processes.average_gradients(layer)
         gradients = [*layer.weight.grad[0].tolist(), layer.rank.item()]
         gradients += [x.grad.item() for x in (layer.first, layer.never, layer.second)]
-        number = processes.rank + 1
-        values = processes.sum(number)[0], processes.max(number, -number)
+        values = processes.average(processes.rank, 1), processes.from_main(f"of {processes.rank}")
         Path(f"{processes.rank}.json").write_text(json.dumps([gradients, *values]))
 
 
@@ -64,7 +63,7 @@ def test_processes_average_gradients_and_exchange_values(forkserver):
     for process in started:
         process.join(60)
     written = [json.loads(Path(f"{rank}.json").read_text()) for rank in range(2)]
-    assert written == [[[0.5, 1.0, 0.0, 0.5, 0.0, 0.5], 3, [2, -1]]] * 2
+    assert written == [[[0.5, 1.0, 0.0, 0.5, 0.0, 0.5], [0.5, 1.0], "of 0"]] * 2
 
 
 def test_signals_are_caught_temporarily_except_ignored_ones(capfd):
