@@ -70,15 +70,16 @@ def main(argv: list[str]) -> None:
         converse(model, config)
         return
     if config.score is not None:
-        text = score(model, config.score)
+        text, n_typed = score(model, config.score), None
     else:
         print(model.about, file=sys.stderr, flush=True)
         text = write(model, prompt, config)
+        n_typed = len(prompt or first_character(model.vocab))
         if sys.stdout.isatty():
             print(flush=True)
     if page:
         with atomic_write(page) as file:
-            file.write(model.attention_page(text).encode("utf-8", "replace"))
+            file.write(model.attention_page(text, n_typed).encode("utf-8", "replace"))
 
 
 def write(model: TrainedModel, prompt: str, config: SampleConfig) -> str:

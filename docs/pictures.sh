@@ -16,10 +16,7 @@ shoot() { # FILE WIDTH,HEIGHT URL
     python -c "import sys; from PIL import Image as I; I.open(sys.argv[1]).convert('RGB').save(sys.argv[1], optimize=True)" "docs/$1"
 }
 
-python sample.py "$run" --prompt "ROMEO:" --max_new_tokens 250 --attention "$page"
-# Switch a head off. Then choose another one, so that the page shows some blue.
-clicks='["input", "button"].forEach((tag, i) => setTimeout(() => document.querySelectorAll("\#maps " + tag)[2 + i].click(), 15000 + 2500 * i))'
-sed -i "s#</body>#<script>$clicks</script></body>#" "$page"
+python sample.py "$run" --prompt "ROMEO:" --attention "$page"
 shoot attention.png 1280,900 "file://$page"
 
 tensorboard --logdir "$run" --port $port &

@@ -84,7 +84,10 @@ class TrainedModel:
         order_V = probs_V.argsort(descending=True).tolist()
         return {self.vocab[i]: probs_V[i].item() for i in order_V}
 
-    def attention_page(self, text: str) -> str:
-        """Return an HTML page that holds the network, and shows what it does with the text."""
+    def attention_page(self, text: str, n_typed: int | None = None) -> str:
+        """Return an HTML page that holds the network, and shows what it does with the text.
+
+        The model wrote the text, except the first `n_typed` characters. By default, it wrote none.
+        """
         ids = self.tokenizer.encode(text).tolist()
-        return attention_page(self.network, self.vocab, ids, self.title)
+        return attention_page(self.network, self.vocab, ids, self.title, n_typed)

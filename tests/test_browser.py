@@ -2,6 +2,7 @@
 
 import base64
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -25,64 +26,65 @@ HOSTILE = (
     "<script>document.title='attacked'</script></style>&amp;\"'`\n\t\0\x1b\u202e\u05d0\U0001f600"
     "a\nbc"
 )
-# This script hovers, clicks, presses keys, types and lets the model write. At the end, it replaces
-# the page with a record of what it has seen.
+# This script clicks, presses keys, types and lets the model write. At the end, it replaces the page
+# with a record of what it has seen.
 ACTIONS = """<script>
 async function act() {
   const until = async (holds) => {
     while (!holds()) await new Promise((done) => setTimeout(done, 10));
   };
-  await until(() => !document.body.inert);
-  const text = document.getElementById("text"), seen = {};
+  await until(() => !document.querySelector("main").hidden);
+  const element = (id) => document.getElementById(id), seen = {}, box = element("typed");
+  const spans = () => [...element("shown").querySelectorAll("span")];
+  const cells = (id) => [...element(id).tBodies[0].rows].map(
+    (row) => [...row.cells].map((cell) => cell.innerText));
   seen.titles = [...document.querySelectorAll("#weights th")].filter((th) => th.offsetParent).map(
     (th) => th.innerText);
-  const weights = () => [...document.querySelectorAll("#weights tbody tr")].map(
-    (tr) => tr.cells[3].innerText);
   const look = () => ({
-    chosen: Number(text.getAttribute("aria-valuenow")),
-    spoken: text.getAttribute("aria-valuetext"),
-    picture: [...text.children].map((span) => span.style.backgroundColor),
-    weights: weights(),
-    next: [...document.querySelectorAll("#next tbody tr")].map((tr) => ({
-      came: tr.querySelector(".came") !== null,
-      prob: Number(tr.cells[1].innerText),
-      width: tr.querySelector(".bar").getBoundingClientRect().width,
-    })),
+    read: shown.caret,
+    blue: spans().map((span) => span.style.backgroundColor),
+    bars: spans().map((span) => span.style.cssText.split("background")[0]),
+    weights: cells("weights"),
+    next: cells("next"),
+    came: element("came").innerText,
+    loss: element("loss").innerText,
   });
-  const press = (key) => text.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
-  const point = (t, type) => text.children[t].dispatchEvent(
-    new PointerEvent(type, { bubbles: true, pointerType: "mouse" }));
+  const place = async (position) => {
+    box.focus();
+    box.setSelectionRange(position, position);
+    await until(() => look().read === position);
+  };
   seen.start = look();
-  point(HOVERED, "click");
-  point(0, "pointerover"); seen.pointed = look();
-  point(0, "pointerleave"); seen.hover = look();
-  press("ArrowRight"); seen.right = look();
-  document.getElementById("before").click(); seen.before = look();
-  press("Home"); seen.home = look();
-  press("End"); press("ArrowUp"); seen.up = look();
+  document.querySelectorAll("#maps button")[4].click();
+  await place(CARET); seen.caret = look();
+  element("left").click(); seen.left = look();
+  element("right").click(); element("right").click(); seen.right = look();
   document.querySelectorAll("#maps button")[0].click(); seen.block = look();
   document.querySelectorAll("#maps button")[1].click(); seen.head = look();
-  const box = document.querySelectorAll("#maps input")[1];
-  box.click(); seen.off = document.getElementById("loss").textContent; seen.unused = weights();
-  box.click(); seen.on = look();
-  const read = () => [...text.children].map((span) => span.textContent);
-  seen.text = read();
-  const typed = document.getElementById("typed"), write = document.getElementById("write");
-  typed.value = "ab?\\ncab";
-  typed.setSelectionRange(2, 2);
-  typed.dispatchEvent(new Event("input"));
-  const before = String(read());
-  await until(() => String(read()) !== before);
+  const check = document.querySelectorAll("#maps input")[1];
+  const isCut = () => element("loss").innerText.includes("instead");
+  check.click(); await until(isCut); seen.off = look();
+  check.click(); await until(() => !isCut()); seen.on = look();
+  seen.text = box.value;
+  box.value = "ab?\\ncab";
+  box.setSelectionRange(2, 2);
+  box.dispatchEvent(new Event("input"));
+  await until(() => spans().length === 6);
+  seen.typed = box.value;
+  seen.note = element("note").textContent;
   seen.typing = look();
-  seen.typed = read();
-  seen.note = document.getElementById("note").textContent;
-  document.getElementById("temperature").value = "0";
-  write.click();
-  await until(() => text.children.length >= 20);
-  write.click();
-  seen.writing = look();
-  seen.written = typed.value;
-  seen.button = write.textContent;
+  element("temperature").value = "0";
+  element("temperature").dispatchEvent(new Event("input"));
+  seen.table = cells("next").map((row) => row[1]);
+  element("write").click();
+  await until(() => spans().length >= 20);
+  element("write").click();
+  seen.written = box.value;
+  seen.mine = spans().map((span) => span.classList.contains("written"));
+  seen.button = element("write").textContent;
+  element("back").click();
+  await until(() => spans().length === 6);
+  seen.back = box.value;
   seen.title = document.title;
   const result = document.createElement("pre");
   result.id = "result";
@@ -112,7 +114,7 @@ def continue_text(model: torch.nn.Module, vocab: str, text: str, length: int) ->
 
 
 @pytest.mark.parametrize("edited", [False, True], ids=["the equation", "an edited equation"])
-def test_attention_page_follows_mouse_keys_and_escapes_hostile_text(edited, monkeypatch):
+def test_attention_page_follows_caret_and_escapes_hostile_text(edited, monkeypatch):
     if edited:
         monkeypatch.setattr(quill.Attention, "attend", quill_attention(gate))
     vocab = "".join(sorted(set(HOSTILE)))
@@ -121,55 +123,72 @@ def test_attention_page_follows_mouse_keys_and_escapes_hostile_text(edited, monk
     html = page.attention_page(model, vocab, ids, HOSTILE)
     with record.record_attention(model) as calls, torch.no_grad():
         log_probs_TV = model(torch.tensor([ids]))[0].log_softmax(-1)
-    T, ranks_T = len(ids), (-log_probs_TV).argsort().argsort()[range(len(ids) - 1), ids[1:]]
-    hovered = int((ranks_T < 5).nonzero()[0])  # the next character is one of the five likeliest
-    actions = ACTIONS.replace("HOVERED", str(hovered))
+    kept_C = (torch.arange(16) < 8).float()  # without the second head of the first block
+    proj = model.blocks[0].attention.proj
+    with proj.register_forward_pre_hook(lambda _, args: (args[0] * kept_C,)), torch.no_grad():
+        without_TV = model(torch.tensor([ids]))[0].log_softmax(-1)
+    T, caret = len(ids), 30
     path = Path("page.html")
-    path.write_text(html.replace("</body>", actions), "utf-8")
-    document, console = open_in_browser(path.resolve().as_uri(), 5000)
+    path.write_text(html.replace("</body>", ACTIONS.replace("CARET", str(caret))), "utf-8")
+    document, console = open_in_browser(path.resolve().as_uri(), 8000)
     assert not console
     encoded = re.search(r'<pre id="result">(.*?)</pre>', document)[1]
     seen = json.loads(base64.b64decode(encoded))
     assert seen.pop("title") == "Attention"
-    assert ("q · k" in seen.pop("titles")) == (not edited)
-    all_heads, without = map(float, re.findall(r"\d\.\d\d\d", seen.pop("off")))
-    assert all_heads == pytest.approx(-log_probs_TV[range(T - 1), ids[1:]].mean().item(), abs=2e-3)
-    assert without != all_heads and seen.pop("unused") == ["0.000"]
+    assert ("score" in seen.pop("titles")) == (not edited)
+    assert seen.pop("text") == HOSTILE
     assert seen.pop("on") == seen["head"]
-    assert seen.pop("note").endswith("not know: ?")
-    assert (seen.pop("button"), seen.pop("typed")) == ("Continue", ["a", "b", "↵\n", "c", "a", "b"])
-    written = seen.pop("written").replace("?", "")
-    expected = continue_text(model, vocab, "ab\ncab", len(written))
-    assert written == expected
-    assert seen.pop("typing")["chosen"] == 2
-    assert seen.pop("writing")["chosen"] >= 20
-    text = seen.pop("text")
-    assert len(text) == len(HOSTILE)
-    assert "".join(text).endswith("a↵\nbc")
-    assert "".join(text).startswith("<script>document.title='attacked'</script></style>&amp;")
+    assert seen.pop("note") == "The model does not know ?. "
+    assert (seen.pop("button"), seen.pop("typed"), seen.pop("back")) == (
+        "Continue",
+        *["ab\ncab"] * 2,
+    )
+    assert seen.pop("typing")["read"] == 2
+    assert seen.pop("table")[:2] == ["1.00", "0.00"]  # at temperature 0
+    written = seen.pop("written")
+    assert written == continue_text(model, vocab, "ab\ncab", len(written))
+    assert seen.pop("mine") == [False] * 6 + [True] * (len(written) - 6)
 
-    chosen = {name: look["chosen"] for name, look in seen.items()}  # counted from 1
-    expected = {"start": min(T, 101), "pointed": 1, "home": 1, "right": hovered + 2}
-    expected |= dict.fromkeys(("hover", "before"), hovered + 1)
-    assert chosen == expected | dict.fromkeys(("up", "block", "head"), T - 10)
-    pictures = {name: look["picture"] for name, look in seen.items()}
-    assert pictures["start"] != pictures["hover"] != pictures["right"]
-    assert pictures["up"] != pictures["block"] != pictures["head"]
-    for name, block, head in (("hover", -1, 0), ("block", 0, 0), ("head", 0, 1)):
-        weights_S = calls[block][1].weights_BHTS[0, head, chosen[name] - 1].numpy()
-        largest = -np.sort(-weights_S)[:5]
-        *shown, total = [float(weight) for weight in seen[name]["weights"]]
-        assert len(shown) >= (largest > 1e-3).sum()
-        np.testing.assert_allclose(shown, largest[: len(shown)], atol=1e-3)
-        assert total == pytest.approx(weights_S.sum(), abs=1e-3)
-        assert f"character {chosen[name]} of {T}" in seen[name]["spoken"]
+    read = {name: look["read"] for name, look in seen.items()}
+    assert read.pop("start") > T / 2
+    assert read == {"caret": caret, "left": caret - 1} | dict.fromkeys(
+        ("right", "block", "head", "off"), caret + 1
+    )
+    blue = {name: look["blue"] for name, look in seen.items()}
+    assert blue["start"] != blue["caret"] != blue["left"] != blue["right"] != blue["block"]
+    assert blue["block"] != blue["head"] == blue["off"]
+    assert seen["off"]["bars"] != seen["head"]["bars"]
+    for name, block, head in (("caret", -1, 0), ("block", 0, 0), ("head", 0, 1), ("off", 0, 1)):
+        t, call = read[name] - 1, calls[block][1]
+        weights_S = call.weights_BHTS[0, head, t]
+        *rows, total = seen[name]["weights"]
+        shown = [float(row[-1]) for row in rows if "other" not in row[0]]
+        largest = weights_S.sort(descending=True).values[: len(shown)]
+        np.testing.assert_allclose(shown, largest, atol=1e-3)
+        assert float(total[-1]) == pytest.approx(weights_S.sum().item(), abs=1e-3)
+        if not edited:  # the table's weight is its exp(score), divided by the sum
+            for _, score, power, weight in rows[: len(shown)]:
+                assert float(power) == pytest.approx(math.exp(float(score)), rel=2e-3)
+                assert float(weight) == pytest.approx(float(power) / float(total[2]), abs=1e-3)
+        came = int(ids[t + 1])
+        expected = [x[t, came].item() for x in (log_probs_TV, without_TV)]
+        nats = float(re.search(r"(\S+) nats.$", seen[name]["came"])[1])
+        assert nats == pytest.approx(-expected[name == "off"], abs=6e-3)
+        (row,) = (row for row in seen[name]["next"] if "in the text" in row[0])
+        probs = [float(x) for x in row[1:3] if x]
+        assert probs == pytest.approx(
+            np.exp(expected[::-1] if name == "off" else expected[:1]), abs=1e-3
+        )
+    worse, *_, without, all_heads = re.findall(r"\d+\.\d\d\d|\d+(?= guesses)", seen["off"]["loss"])
+    losses = [-x[range(T - 1), ids[1:]] for x in (log_probs_TV, without_TV)]
+    assert float(all_heads) == pytest.approx(losses[0].mean().item(), abs=1e-3)
+    assert float(without) == pytest.approx(losses[1].mean().item(), abs=1e-3)
+    assert int(worse) == (losses[1] - losses[0] > 0.01).sum()
 
-    assert max(ranks_T[[chosen[name] - 1 for name in ("up", "home")]]) >= 5
-    for name in ("hover", "up", "home"):  # the character that came next always has a bar
-        best, *others = seen[name]["next"]
-        (came,) = (row for row in (best, *others) if row["came"])
-        log_prob = log_probs_TV[chosen[name] - 1, ids[chosen[name]]]
-        assert came["prob"] == pytest.approx(log_prob.exp().item(), abs=1e-3)
-        assert len(others) == (4 if ranks_T[chosen[name] - 1] < 5 else 5)
-        width = max(1, best["width"] * came["prob"] / best["prob"])
-        assert came["width"] == pytest.approx(width, abs=best["width"] / 50)
+
+def test_a_damaged_page_says_so():
+    model = random_gpt(V=5, block_size=8).float()
+    html = page.attention_page(model, "abcde", [0, 1, 2], "")
+    Path("page.html").write_text(html.replace('"constants": "', '"constants": "AAAA'), "utf-8")
+    document, _ = open_in_browser(Path("page.html").resolve().as_uri(), 3000)
+    assert re.search(r'id="alert".*The page cannot start: Error: its numbers are damaged', document)

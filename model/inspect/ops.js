@@ -144,8 +144,6 @@ const OPS = {
       start += x.shape[d];
     }
   },
-  flip: (out, x, dims) => copy(out, dims.map((d) => wrap(x, d)).reduce((y, d) => (
-    { ...y, offset: y.offset + (x.shape[d] - 1) * x.strides[d], strides: y.strides.with(d, -x.strides[d]) }), x)),
   roll: (out, x, [shift], [dim]) => {
     const d = wrap(x, dim), size = x.shape[d], start = ((shift % size) + size) % size;
     OPS.cat(out, [part(x, d, size - start, size), part(x, d, 0, size - start)], d);
@@ -164,7 +162,7 @@ const OPS = {
     });
   },
   sort: sort(false), sort_1: sort(true),
-  cumsum: scan((a, b) => a + b), cumprod: scan((a, b) => a * b),
+  cumsum: scan((a, b) => a + b),
   sum: reduce(0, (sum, a) => sum + a), amax: reduce(-Infinity, Math.max),
   clone: copy, _to_copy: copy, copy: (out, self, x) => copy(out, x), fill: (out, self, value) => copy(out, value),
   where: (out, condition, x, y) => pointwise(out, (c, a, b) => c ? a : b, condition, x, y),
@@ -175,8 +173,8 @@ const OPS = {
   maximum: two((a, b) => Math.max(a, b)), minimum: two((a, b) => Math.min(a, b)),
   eq: two((a, b) => a === b), lt: two((a, b) => a < b), gt: two((a, b) => a > b),
   ne: two((a, b) => a !== b), le: two((a, b) => a <= b), ge: two((a, b) => a >= b), logical_not: one((a) => !a),
-  bitwise_and: two((a, b) => a & b), bitwise_or: two((a, b) => a | b), bitwise_xor: two((a, b) => a ^ b),
-  bitwise_not: one((a) => ~a), neg: one((a) => -a), abs: one(Math.abs), sign: one(Math.sign), sqrt: one(Math.sqrt),
+  bitwise_and: two((a, b) => a & b), bitwise_or: two((a, b) => a | b), bitwise_not: one((a) => ~a),
+  neg: one((a) => -a), abs: one(Math.abs), sign: one(Math.sign), sqrt: one(Math.sqrt),
   reciprocal: one((a) => 1 / a), rsqrt: one((a) => 1 / Math.sqrt(a)), sin: one(Math.sin), cos: one(Math.cos),
   exp: one(Math.exp), expm1: one(Math.expm1), log: one(Math.log), log1p: one(Math.log1p), floor: one(Math.floor),
   ceil: one(Math.ceil), trunc: one(Math.trunc),

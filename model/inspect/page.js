@@ -1,58 +1,104 @@
-/* The attention page: a network made from a plan (trace.py), a text that it reads and continues, and the display. */
+/* The attention page: a model made from a plan (trace.py), and the display of what it does with a text. */
 
-/* Returns the network of a plan. Its run(ids) computes the outputs: `lens`, the logits before the first and after each
-block, and `calls`, with q, k, v and weights of each attention. */
-function makeNetwork(plan, constants) {
-  const makeBuffer = ([size, isFloat]) => isFloat ? new Float32Array(size) : new Float64Array(size);
-  const buffers = plan.sizes.map((size) => size ? makeBuffer(size) : constants.shift());
-  const revive = (x) => Array.isArray(x) ? x.map(revive) : x?.strides ? { ...x, data: buffers[x.buffer] } : x;
-  const input = revive(plan.ids), T = input.shape[1], [lens, calls] = revive(plan.outputs);
-  const steps = plan.ops.map(([name, out, values, row]) => [OPS[name], { ...revive(out), row }, revive(values)]);
-  const writers = calls.map(([, , , weights]) => steps.findLastIndex(([, out]) => out.data === weights.data));
+/* Returns the model of a plan. read(ids) computes `logits`, and `calls` with q, k, v and weights of each attention. */
+function makeModel(plan, constants) {
+  const buffers = plan.buffers.map(({ constant, size, isFloat }) =>
+    constants[constant] ?? (isFloat ? new Float32Array(size) : new Float64Array(size)));
+  const addBuffer = (key, x) => x?.strides ? { ...x, data: buffers[x.buffer] } : x; // each tensor gets its buffer
+  const { ids: input, logits, calls, ops } = JSON.parse(JSON.stringify(plan), addBuffer);
+  // The number of the operation that computes the weights of each attention.
+  const weightOps = calls.map(({ weights }) => ops.findLastIndex(({ out }) => out.data === weights.data));
   return {
-    T, lens, calls, blocks: plan.blocks,
-    known: [], // the ids of the last run
+    T: input.shape[1], logits, calls,
+    ids: [], surprises: [], // the text, and −ln p of each character in nats; the first is 0
     isWhole: false, // whether each run computes all rows
-    off: [], // [attention, head] of each head that is switched off
+    off: [], // [layer, head] of each head that is off; the layer is a number of an attention in `calls`
 
-    /* Returns how many ids at the start are the same as in the last run. Their rows need not be computed again. */
-    same(ids) {
-      const changed = ids.findIndex((id, t) => id !== this.known[t]);
-      return this.isWhole ? 0 : changed < 0 ? ids.length : changed;
+    /* Returns how many rows need not be computed, because the text begins as in the last run. */
+    countKnown(ids, off) {
+      if (this.isWhole || String(off) !== String(this.off)) return 0;
+      const changed = ids.findIndex((id, t) => id !== this.ids[t]);
+      return changed < 0 ? ids.length : changed;
     },
 
-    run(ids) {
-      [from, to] = this.isWhole ? [0, T] : [this.same(ids), ids.length];
-      this.known = [...ids];
+    /* Computes a text of at most T characters. The weights of heads that are off become 0. */
+    read(ids, off = []) {
+      const known = this.countKnown(ids, off);
+      [from, to] = this.isWhole ? [0, this.T] : [known, ids.length];
       input.data.fill(0).set(ids);
-      steps.forEach(([compute, out, values], i) => {
-        compute(out, ...values);
-        for (const [l, h] of this.off) if (writers[l] === i) copy(part(calls[l][3], 1, h, h + 1), 0);
+      ops.forEach(({ name, out, args }, i) => {
+        OPS[name](out, ...args);
+        for (const [layer, head] of off) {
+          if (weightOps[layer] === i) copy(part(calls[layer].weights, 1, head, head + 1), 0);
+        }
+      });
+      Object.assign(this, { ids: [...ids], off });
+      this.surprises.length = known;
+      for (let t = known; t < ids.length; t++) {
+        this.surprises[t] = t ? -Math.log(this.probabilities(t - 1)[ids[t]]) : 0;
+      }
+    },
+
+    /* Returns whether the model computes the same surprises as in PyTorch, for the texts that page.py chose. First it
+    computes only new rows. This fails if a later character changes an earlier row. Then each run computes all rows. */
+    check(probe) {
+      const rounded = (nats) => Math.min(nats ?? Infinity, 99); // above 99 nats, the probability is nearly 0
+      return [false, true].some((isWhole) => {
+        Object.assign(this, { isWhole, ids: [] });
+        return probe.every(({ ids, nats }) => {
+          this.read(ids.slice(0, -1));
+          const surprise = (t) => -Math.log(this.probabilities(t)[ids[t + 1]]);
+          return nats.every((x, t) => Math.abs(rounded(surprise(t)) - rounded(x)) < 1e-3);
+        });
       });
     },
 
-    /* Switches these heads off, and all others on. The weights of a head that is off become 0. */
-    setOff(off) {
-      if (String(off) !== String(this.off)) this.known = [];
-      this.off = off;
+    /* Returns the probabilities of the character after t. */
+    probabilities: (t, temperature = 1) => softmax(vectorOf(logits, t).map((x) => x / (temperature || 1e-9))),
+
+    /* Returns how much character t looks at characters 0 .. t. */
+    weights: (layer, head, t) => vectorOf(calls[layer].weights, t, head).slice(0, t + 1),
+
+    /* Returns the vector of character t: its query ("q"), key ("k") or value ("v"). */
+    vector: (layer, head, name, t) => vectorOf(calls[layer][name], t, head, calls[layer].weights.shape[1]),
+
+    /* Returns q · k / √d of character t with characters 0 .. t, and -Infinity where its weight is 0. */
+    scores(layer, head, t) {
+      const q = this.vector(layer, head, "q", t), root = Math.sqrt(q.length);
+      return this.weights(layer, head, t).map((weight, s) =>
+        weight ? dot(q, this.vector(layer, head, "k", s)) / root : -Infinity);
+    },
+
+    /* Returns an id for the end of the text, drawn by a random number in [0, 1). */
+    next(temperature, random) {
+      const probs = this.probabilities(this.ids.length - 1, temperature);
+      const drawn = probs.findIndex((p) => (random -= p) < 0);
+      return drawn < 0 ? probs.indexOf(Math.max(...probs)) : drawn;
     },
   };
 }
 
-/* Returns the vector of character t in a tensor of shape 1, T, C, or its vector in head h if the shape is 1, H, T, D.
-If the tensor has fewer than H heads, several heads share one of them. */
-function vectorOf(x, t, h = 0, H = 1, length = x.shape.at(-1)) {
-  const [sh, st, sc] = x.strides.slice(-3), shared = x.shape.length < 4 ? 0 : Math.floor(h * x.shape[1] / H);
-  const start = x.offset + shared * sh + t * st;
-  return Array.from({ length }, (_, c) => x.data[start + c * sc]);
+/* Returns the vector of character t in a tensor of shape 1, T, C, or its vector in a head if the shape is 1, H, T, D.
+If the tensor has fewer heads than the attention, several heads share one of them. */
+function vectorOf(x, t, head = 0, nHeads = x.shape[1]) {
+  const [headStride, rowStride, stride] = x.strides.slice(-3);
+  const shared = x.shape.length < 4 ? 0 : Math.floor(head * x.shape[1] / nHeads);
+  const start = x.offset + shared * headStride + t * rowStride;
+  return Array.from({ length: x.shape.at(-1) }, (_, i) => x.data[start + i * stride]);
 }
 
-const dot = (a, b) => a.reduce((sum, x, i) => sum + x * b[i], 0);
-const mean = (xs) => xs.reduce((a, b) => a + b, 0) / xs.length;
+const sum = (xs) => xs.reduce((a, b) => a + b, 0);
+const dot = (a, b) => sum(a.map((x, i) => x * b[i]));
 
 function softmax(xs) {
-  const largest = Math.max(...xs), powers = xs.map((x) => Math.exp(x - largest)), sum = powers.length * mean(powers);
-  return powers.map((x) => x / sum);
+  const largest = Math.max(...xs), powers = xs.map((x) => Math.exp(x - largest)), total = sum(powers);
+  return powers.map((x) => x / total);
+}
+
+/* Returns whether these attention weights are the softmax of these scores. */
+function isSoftmax(weights, scores) {
+  const error = 1e-3 * Math.max(...weights);
+  return softmax(scores).every((x, s) => Math.abs(x - weights[s]) <= error);
 }
 
 /* Returns a random number in [0, 1). It depends only on the seed and the position, so stopping changes nothing. */
@@ -62,365 +108,357 @@ function uniform(seed, position) {
   return ((x ^ x >>> 16) >>> 0) / 2 ** 32;
 }
 
-/* Returns a text. `ids` are all its characters. The network reads `shown`, which are the ids from `first` on. */
-function makeText(net) {
-  return {
-    ids: [], first: 0, shown: [], surprises: [], // surprises in nats; the first is 0
-
-    /* Computes a text. From a text longer than T, it drops T / 2 characters at the front at once. So while the model
-    writes, the other characters are computed again only once in T / 2 characters. */
-    read(ids) {
-      const half = Math.ceil(net.T / 2), first = Math.ceil(Math.max(0, ids.length - net.T) / half) * half;
-      Object.assign(this, { ids, first, shown: ids.slice(first) });
-      const { shown, surprises } = this, start = net.same(shown);
-      net.run(shown);
-      surprises.length = start;
-      for (let t = start; t < shown.length; t++) surprises[t] = t ? -Math.log(this.probabilities(t - 1)[shown[t]]) : 0;
-    },
-
-    /* Returns whether the network computes the same losses as in PyTorch, for the texts that page.py chose. First it
-    computes only new rows. This fails if a later character changes an earlier row. Then each run computes all rows. */
-    check(probe) {
-      return [false, true].some((isWhole) => {
-        [net.isWhole, net.known] = [isWhole, []];
-        return probe.every(([ids, expected]) => {
-          this.read(ids);
-          const rounded = (nats) => Math.min(nats ?? Infinity, 99); // above 99 nats, the probability is nearly 0
-          return expected.every((x, t) => Math.abs(rounded(this.surprises[t + 1]) - rounded(x)) < 1e-3);
-        });
-      });
-    },
-
-    /* Returns the probabilities of the character after t, from the logits lens[r], by default the network's own. */
-    probabilities: (t, r = net.lens.length - 1) => softmax(vectorOf(net.lens[r], t)),
-
-    /* Returns how much character t looks at characters 0 .. t, in head h of attention l. */
-    weights: (l, h, t) => vectorOf(net.calls[l][3], t, h, net.calls[l][3].shape[1], t + 1),
-
-    /* Returns the query (i = 0), key (1) or value (2) of character t, in head h of attention l. */
-    part: (l, h, i, t) => vectorOf(net.calls[l][i], t, h, net.calls[l][3].shape[1]),
-
-    /* Returns whether the weights of a head are softmax(Q Kᵀ / √d), by a check of three rows. */
-    isTextbook(l, h) {
-      return [0.4, 0.7, 1].every((share) => {
-        const t = Math.ceil(share * (net.known.length - 1)), w = this.weights(l, h, t), q = this.part(l, h, 0, t);
-        const scores = w.map((x, s) => x ? dot(q, this.part(l, h, 1, s)) / Math.sqrt(q.length) : -Infinity);
-        return softmax(scores).every((x, s) => Math.abs(x - w[s]) <= 1e-3 * Math.max(...w));
-      });
-    },
-
-    /* Returns the next id. It is chosen as in sample.py, but with other random numbers. */
-    next(temperature, seed) {
-      const logits = vectorOf(net.lens.at(-1), this.shown.length - 1), likeliest = logits.indexOf(Math.max(...logits));
-      const probs = softmax(logits.map((x) => x / (temperature || 1)));
-      let rest = temperature > 0 ? uniform(seed, this.ids.length) : Infinity;
-      const drawn = probs.findIndex((p) => (rest -= p) < 0);
-      return drawn < 0 ? likeliest : drawn;
-    },
-  };
-}
-
 /* What a person sees and does. */
 
-const element = (id) => document.getElementById(id);
-const LARGEST = 5, SHOWN = 4; // the page lists 5 weights, 5 next characters, and 4 numbers of a vector
-const PAUSE = 300, LARGE = 3e6; // ms to wait after typing; a model with more numbers takes seconds for a text
-let vocab, ids, isLarge, net, text, chars = []; // ids: the id of each character; chars: the shown characters
-let chosen = 0, block = 0, head = 0; // block: the number of an attention in net.calls
-let off = [], allHeads = null; // off: [block, head] of each head that is off; allHeads: the surprises with all heads
-let writing = null, waiting = null, nextShow = 0, warning = ""; // timers of the next character and of a waiting edit
+const LARGEST = 5; // the page lists 5 attention weights and 5 next characters
+const BAR = 9, EFFECT = 0.5; // the height of a full bar in pixels, and its meaning in nats while a head is off
+const SLICE = 250; // ms: a computation is cut into slices, because a browser answers no key meanwhile
+let vocab, idOf, all, some; // idOf: the id of each character; all, some: the model with all heads, and with some off
+let shown = {}, timer = 0; // the state on the screen, and what will be done next
+let pace = 1; // ms for each row that a model computes
+const heads = []; // { layer, head, map } of each head
 
+/* All that a person can change. Only change() replaces it. */
+let state = {
+  ids: [], // the text
+  typed: [], dropped: 0, // what was typed. A text that became too long has lost `dropped` characters at its start
+  caret: 0, // the model has read this many characters, and guesses the next one
+  layer: 0, head: 0, // the chosen head
+  off: [], // [layer, head] of each head that is off
+  temperature: 1, seed: 1337, isWriting: false, note: "",
+};
+
+function change(news) {
+  state = { ...state, ...news };
+  clearTimeout(timer);
+  const { ids } = state, rows = ids === shown.ids ? 0 : ids.length - all.countKnown(ids, []);
+  if (element("typed").value !== toText(ids)) fillBox();
+  if (rows * pace > SLICE) showLater();
+  else show();
+}
+
+/* Computes the text in slices, and shows it when it is complete. */
+function show() {
+  const { ids, off } = state, isNew = ids !== shown.ids || off !== shown.off;
+  if (isNew && !(compute(all, []) && (!off.length || compute(some, off)))) return showLater();
+  shown = state;
+  drawText();
+  if (isNew) drawMaps();
+  drawGuess();
+  if (state.isWriting) timer = setTimeout(write);
+}
+
+function showLater() {
+  element("text").classList.toggle("waiting", state.ids !== shown.ids);
+  say("#note", "Computing …");
+  timer = setTimeout(show, 10); // meanwhile, the browser shows this note and answers keys
+}
+
+/* Computes as many rows as SLICE allows. Returns whether the text is complete. */
+function compute(model, off) {
+  const { ids } = state, known = model.countKnown(ids, off), start = performance.now();
+  const end = model.isWhole ? ids.length : Math.min(ids.length, known + Math.max(16, Math.ceil(SLICE / pace)));
+  model.read(ids.slice(0, end), off);
+  if (end - known >= 16) pace = (performance.now() - start) / (end - known); // fewer rows take longer each
+  return end === ids.length;
+}
+
+/* Returns the model that computes what is shown. */
+const current = () => state.off.length ? some : all;
+const isOff = (layer, head) => state.off.some((of) => of[0] === layer && of[1] === head);
+/* Returns the model that computes what is shown of a head. If the head is off, this is what it did before. */
+const modelOf = (layer, head) => isOff(layer, head) ? all : current();
+
+const element = (id) => document.getElementById(id);
+const say = (selector, text) => document.querySelectorAll(selector).forEach((node) => node.textContent = text);
 function make(tag, content = "", parent = null, properties = {}) {
   const node = Object.assign(document.createElement(tag), properties);
-  node.append(...[content].flat().filter((part) => part !== ""));
+  node.append(...[content].flat());
   parent?.append(node);
   return node;
 }
 
-const fill = (id, rows) => // fills a table with rows of cells
-  element(id).tBodies[0].replaceChildren(...rows.map((cells) => make("tr", cells.map((cell) => make("td", cell)))));
+const makeRow = (cells) => make("tr", cells.map((cell) => make("td", cell)));
+const fill = (id, rows) => element(id).tBodies[0].replaceChildren(...rows.map(makeRow));
 
 /* Characters that one cannot see get a sign. */
-const NAMED = { " ": "␣", "\n": "↵", "\t": "⇥", "\x7f": "␡" };
+const NAMED = { " ": "␣", "\n": "↵", "\t": "⇥" };
 function visible(c) {
-  const code = c.codePointAt(0);
-  if (c in NAMED || code < 32) return NAMED[c] ?? String.fromCodePoint(0x2400 + code);
-  if (/[\p{C}\p{Z}]/u.test(c)) return "U+" + code.toString(16).toUpperCase().padStart(4, "0");
+  if (c in NAMED) return NAMED[c];
+  if (/[\p{C}\p{Z}]/u.test(c)) return "U+" + c.codePointAt(0).toString(16).toUpperCase().padStart(4, "0");
   return /\p{M}/u.test(c) ? "◌" + c : c;
 }
-const quoted = (c) => "‘\u2068" + visible(c) + "\u2069’"; // isolated, so that right-to-left letters keep the order
+const rounded = (x) => String(Number(x.toPrecision(4)));
+const colorOf = (name) => getComputedStyle(document.body).getPropertyValue(name);
 const fixed = (x, digits = 3) => (x || 0).toFixed(digits).replace("-", "−").replace("Infinity", "∞");
-const shownProb = (p) => p < 0.001 ? p.toLocaleString("en", { maximumSignificantDigits: 2 }) : fixed(p);
-/* Returns the first numbers of a vector, as an element of the page. */
-const shownVector = (xs) =>
-  make("code", `(${xs.slice(0, SHOWN).map((x) => fixed(x, 2)).join(", ")}${xs.length > SHOWN ? ", …" : ""})`);
-const toIds = (typed) => [...typed].filter((c) => ids.has(c)).map((c) => ids.get(c));
-const headName = (l, h) => `block ${net.blocks[l]}, head ${h + 1}`;
+const headName = (layer, head) => `block ${all.calls[layer].block}, head ${head + 1}`;
 
-async function unpack(base64, formats) {
-  const bytes = Uint8Array.from(atob(base64), (c) => c.charCodeAt(0));
-  const whole = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
-  const buffer = await new Response(whole).arrayBuffer();
-  const types = { half: Uint16Array, float: Float32Array, double: Float64Array };
-  let start = 0;
-  return formats.map(([length, format]) => {
-    const numbers = new types[format](buffer.slice(start, start += length * types[format].BYTES_PER_ELEMENT));
-    return format === "half" ? Float32Array.from(numbers, fromHalf) : numbers;
+/* Returns the characters of a text. The model may know é as one character or as two. */
+const split = (text) => [...text.normalize("NFC")].flatMap((c) => idOf.has(c) ? [c] : [...c.normalize("NFD")]);
+const toIds = (text) => split(text).filter((c) => idOf.has(c)).map((c) => idOf.get(c));
+const toText = (ids) => ids.map((id) => vocab[id]).join("");
+
+function fillBox() {
+  const place = toText(state.ids.slice(0, state.caret)).length;
+  element("typed").value = toText(state.ids);
+  element("typed").setSelectionRange(place, place);
+}
+
+/* Returns by how many nats switching heads off changed the surprise of each character. */
+const effects = () => current().surprises.map((x, t) => x === all.surprises[t] ? 0 : x - all.surprises[t]);
+
+/* Returns the attention weights of the guess at the caret in the chosen head. */
+const chosenWeights = ({ layer, head, caret } = state) =>
+  caret && all.calls.length ? modelOf(layer, head).weights(layer, head, caret - 1) : [];
+
+/* Shows the text. A bar under a character is its surprise, or by how much switching a head off changed the surprise.
+Blue is the attention weight of a character. */
+function drawText() {
+  const { ids, typed, dropped, off, caret } = state, nTyped = typed.length - dropped;
+  const nats = off.length ? effects() : all.surprises, full = off.length ? EFFECT : Math.log(vocab.length);
+  const weights = chosenWeights(), color = colorOf("--blue"), text = element("shown"), box = element("text");
+  const spans = text.getElementsByTagName("span"); // behind them, an element makes room for an empty line
+  while (spans.length > ids.length) spans[ids.length].remove();
+  while (spans.length < ids.length) text.lastChild.before(make("span"));
+  [...spans].forEach((span, t) => {
+    const char = vocab[ids[t]], height = Math.round(BAR * Math.min(1, Math.abs(nats[t]) / full));
+    const blue = fixed(0.9 * Math.sqrt(Math.max(0, Math.min(1, weights[t] ?? 0))));
+    const classes = { newline: char === "\n", written: t >= nTyped, next: t === caret };
+    const className = Object.keys(classes).filter((name) => classes[name]).join(" ");
+    const style = `--bar: var(--${nats[t] < 0 ? "green" : "orange"}); --height: ${height}px`;
+    if (span.textContent !== char) span.textContent = char;
+    if (span.look !== className + style) Object.assign(span, { className, style, look: className + style });
+    span.style.backgroundColor = `rgb(${color} / ${blue})`; // with var(--blue), this takes twice as long
   });
+  box.classList.remove("waiting");
+  drawCaret();
+  const top = spans[caret - 1]?.offsetTop ?? 0; // keep the caret in sight
+  box.scrollTop = Math.min(top, Math.max(box.scrollTop, top + 32 - box.clientHeight));
 }
 
-function fromHalf(bits) {
-  const sign = bits >> 15 ? -1 : 1, exponent = bits >> 10 & 31, fraction = (bits & 1023) / 1024;
-  const size = exponent === 31 ? Infinity : exponent ? 2 ** (exponent - 15) * (1 + fraction) : 2 ** -14 * fraction;
-  return sign * size;
+/* Draws a line beside a character. An element of its own in the text would turn around numbers in Hebrew. */
+function drawCaret() {
+  const text = element("shown"), { ids, caret } = state, isAfterLine = vocab[ids[caret - 1]] === "\n";
+  const [before, last, next, second] = [-2, -1, 0, 1].map((i) => text.children[caret + i]);
+  const pairs = (isAfterLine ? [[next, second]] : [[before, last], [last, next]])
+    .filter(([a, b]) => a && b && a.offsetTop === b.offsetTop); // in one line
+  const isToLeft = pairs.length > 0 && pairs.every(([a, b]) => b.offsetLeft < a.offsetLeft); // the text goes to the left
+  for (const old of text.querySelectorAll("[data-caret]")) delete old.dataset.caret;
+  if (caret) (isAfterLine ? next : last).dataset.caret = isToLeft === isAfterLine ? "right" : "left";
 }
 
-/* Computes a text and shows it. Chooses its character t. */
-function update(newIds, t) {
-  if (!newIds.length) newIds = [ids.get("\n") ?? 0];
-  allHeads = null;
-  if (off.length) {
-    net.setOff([]);
-    text.read(newIds);
-    allHeads = [...text.surprises];
+/* Draws the map of each head at the resolution of the screen. If several weights share a pixel, the largest counts. */
+function drawMaps() {
+  for (const { layer, head, map } of heads) {
+    // The canvas must fill whole pixels of the screen, because a browser that scales it loses thin columns.
+    const canvas = map.firstChild, size = Math.floor(map.clientWidth * devicePixelRatio) || 1;
+    canvas.style.width = `${size / devicePixelRatio}px`;
+    canvas.width = canvas.height = size;
+    canvas.getContext("2d").putImageData(makeMap(modelOf(layer, head).calls[layer].weights, head, size), 0, 0);
+    map.parentNode.className = isOff(layer, head) ? "off" : "";
   }
-  net.setOff(off);
-  text.read(newIds);
-  show(t);
 }
 
-/* Shows the text and chooses its character t. While the model writes, this takes about a tenth of the time. */
-function show(t) {
-  const start = performance.now(), box = element("text");
-  chars = text.shown.map((id) => vocab[id]);
-  element("note").textContent = warning + (text.first ? ` The page gives the model at most ${net.T} characters at ` +
-    `once. Here, the model sees the last ${chars.length} of ${text.ids.length}.` : "");
-  while (box.children.length > chars.length) box.lastChild.remove();
-  chars.forEach((c, t) => {
-    const span = box.children[t] ?? make("span", "", box);
-    const broken = c === "\n" ? visible(c) + "\n" : c === " " ? c : visible(c);
-    if (span.textContent !== broken) span.textContent = broken;
-  });
-  box.setAttribute("aria-valuemax", chars.length);
-  showSurprise();
-  choose(t - text.first);
-  nextShow = performance.now() + Math.max(100, 9 * (performance.now() - start));
-}
-
-function showSurprise() {
-  // A surprise is infinite if the model gave the character the probability 0.
-  const orange = text.surprises.map((nats, t) => nats === allHeads?.[t] ? 0 : nats - (allHeads?.[t] ?? 0));
-  const largest = Math.max(...orange.filter(Number.isFinite), allHeads ? 0.1 : 1);
-  const loss = fixed(mean(text.surprises.slice(1))), names = off.map((of) => headName(...of));
-  orange.forEach((nats, t) => {
-    const share = Math.max(0, Math.min(1, nats / largest));
-    element("text").children[t].style.borderBottomColor = `rgb(var(--surprise) / ${share})`;
-  });
-  element("orange").textContent = (allHeads ? "how much more a character surprised the model than with all heads"
-    : `how much a character surprised the model (0 nats: certain, ${fixed(Math.log(vocab.length), 1)} nats: a guess ` +
-      `among ${vocab.length} characters)`) + `. The strongest line means ${fixed(largest, 1)} nats`;
-  element("loss").textContent = chars.length < 2 ? ""
-    : !allHeads ? `The loss of this text, its mean surprise, is ${loss}${names.length ? " without some heads" : ""}.`
-    : orange.every((nats) => nats === 0) ? "Nothing changes, because the network does not use the recorded weights."
-    : `The loss of this text is ${fixed(mean(allHeads.slice(1)))} with all heads, and ${loss} without ` +
-      `${names.join(" and ")}. The orange lines show where the predictions got worse.`;
-}
-
-function write() {
-  const id = text.next(Number(element("temperature").value), Number(element("seed").value)), box = element("typed");
-  box.value = (box.value || vocab[text.ids[0]]) + vocab[id];
-  box.scrollTop = box.scrollHeight;
-  text.read([...text.ids, id]);
-  if (performance.now() > nextShow) show(text.ids.length - 1);
-  writing = setTimeout(write);
-}
-
-/* Starts or stops the writing. */
-function setWriting(on) {
-  clearTimeout(writing);
-  writing = on ? setTimeout(write) : null;
-  allHeads = null;
-  element("write").textContent = on ? "Stop" : "Continue";
-}
-
-/* Stops the writing and shows character t. */
-function stop(t) {
-  setWriting(false);
-  later(() => readBox(t));
-}
-
-/* Calls compute() at once or after `wait` milliseconds, instead of a call that still waits. Shows a note for a large
-model, because its computation takes seconds. */
-function later(compute, wait = isLarge ? 50 : 0) {
-  clearTimeout(waiting);
-  if (!wait) return compute();
-  if (isLarge) element("note").textContent = "Computing …";
-  waiting = setTimeout(compute, wait);
-}
-
-/* Computes the text in the box. Shows its character t, or the character before the cursor. */
-function readBox(t) {
-  const box = element("typed"), unknown = [...new Set(box.value)].filter((c) => !ids.has(c)).map(visible).join(" ");
-  warning = unknown && `The page leaves out characters that the model does not know: ${unknown}`;
-  update(toIds(box.value), t ?? toIds(box.value.slice(0, box.selectionStart)).length - 1);
-}
-
-/* Shows a change at the end of the text at once. Any other change takes longer, so it waits for a pause in typing. */
-function onTyped() {
-  setWriting(false);
-  const newIds = toIds(element("typed").value), isEnd = newIds.every((id, t) => id === (text.ids[t] ?? id));
-  later(() => readBox(), isEnd && !off.length && !isLarge ? 0 : PAUSE);
-}
-
-/* Chooses character t. Scrolls the text, but not the page, so that it is in view. */
-function choose(t) {
-  chosen = Math.max(0, Math.min(chars.length - 1, t));
-  const box = element("text"), span = box.children[chosen], top = span.offsetTop;
-  box.scrollTop = Math.min(top, Math.max(box.scrollTop, top + span.offsetHeight - box.clientHeight));
-  draw(chosen);
-}
-
-/* Shows what the model did at character t. */
-function draw(t) {
-  const nats = text.surprises[t], looked = "Here the model predicts the next character." + drawHead(t);
-  const surprise = `${quoted(chars[t])}, character ${t + 1} of ${chars.length}: ` + (t
-    ? `a surprise of ${fixed(nats, 2)} nats. The model gave it the probability ${shownProb(Math.exp(-nats))}.`
-    : "nothing comes before it, so the model does not predict it.");
-  element("text").querySelector(".chosen")?.classList.remove("chosen");
-  element("text").children[t].classList.add("chosen");
-  element("text").setAttribute("aria-valuenow", t + 1);
-  element("text").setAttribute("aria-valuetext", `${surprise} ${looked}`);
-  element("surprise").textContent = surprise;
-  element("before").hidden = !t;
-  element("looked").textContent = looked;
-  drawExpected(t);
-}
-
-/* Draws all that belongs to the chosen head. Returns a sentence: what it looked at. */
-function drawHead(t) {
-  if (!net.calls.length) return "";
-  const w = text.weights(block, head, t), largest = Math.max(...w);
-  const order = [...w.keys()].filter((s) => w[s]).sort((a, b) => w[b] - w[a]).slice(0, LARGEST);
-  [...element("text").children].forEach((span, s) => {
-    span.style.backgroundColor = w[s] > 0 ? `rgb(var(--attention) / ${0.55 * w[s] / largest})` : "";
-  });
-  element("attention-max").textContent = fixed(largest);
-  drawMaps(t);
-  drawSteps(t, w, order);
-  if (!order.length) return " The chosen head is off.";
-  const back = (s) => `${quoted(chars[s])} ${t - s ? `${t - s} back` : "itself"} (${fixed(w[s], 2)})`;
-  return ` For that, ${headName(block, head)} looked most at ${order.slice(0, 3).map(back).join(", ")}.`;
-}
-
-/* Fills the table of the largest weights: how each came about, and the sum of all. */
-function drawSteps(t, w, order) {
-  const [q, k, v] = [0, 1, 2].map((i) => (s) => text.part(block, head, i, s)), values = w.map((_, s) => v(s));
-  const query = q(t), root = Math.sqrt(query.length), sum = (xs) => xs.reduce((a, b) => a + b, 0);
-  const rows = order.map((s) => [[make("bdi", visible(chars[s])), t - s ? ` ${t - s} back` : " itself"],
-    fixed(dot(query, k(s)), 1), fixed(dot(query, k(s)) / root, 2), fixed(w[s]), shownVector(values[s])]);
-  const out = values[0].map((_, i) => sum(w.map((x, s) => x * values[s][i])));
-  fill("weights", [...rows, [make("b", `all ${w.length}`), "", "", fixed(sum(w)), shownVector(out)]]);
-  element("how").className = net.textbook[block][head] ? "" : "own";
-  element("width").textContent = query.length;
-}
-
-/* Shows the likeliest next characters, at the end and after each block. */
-function drawExpected(t) {
-  const next = chars[t + 1], came = (c) => make("bdi", visible(c), null, { className: c === next ? "came" : "" });
-  const likeliest = (probs) => vocab.map((c, id) => [c, probs[id]]).sort((a, b) => b[1] - a[1]);
-  const expected = likeliest(text.probabilities(t)).filter(([c], i) => i < LARGEST || c === next);
-  fill("next", expected.map(([c, p]) => [[came(c), c === next ? " came next" : ""], shownProb(p),
-    make("span", "", null, { className: "bar", style: `width: max(1px, ${100 * p / expected[0][1]}%)` })]));
-  fill("lens", net.lens.map((_, r) => {
-    const probs = text.probabilities(t, r), best = likeliest(probs).slice(0, 3);
-    const shown = best.flatMap(([c, p], i) => [i ? ", " : "", came(c), ` ${fixed(p, 2)}`]);
-    return [r ? `block ${r}` : "embedding", shown, next === undefined ? "" : shownProb(probs[ids.get(next)])];
-  }));
-}
-
-/* Draws the map of each head, with a line at character t. */
-function drawMaps(t) {
-  const style = getComputedStyle(document.documentElement), n = chars.length, thickness = Math.ceil(n / 80);
-  const [r, g, b] = style.getPropertyValue("--attention").split(" ").map(Number);
-  for (const button of element("maps").querySelectorAll("button")) {
-    const [l, h] = button.value.split(" ").map(Number), { data: weights, offset, strides } = net.calls[l][3];
-    const image = new ImageData(n, n), pixels = new Uint32Array(image.data.buffer), canvas = button.firstChild;
-    for (let row = 0; row < n; row++) for (let s = 0; s <= row; s++) {
-      const weight = weights[offset + h * strides[1] + row * strides[2] + s * strides[3]];
-      const shade = Math.sqrt(Math.max(0, Math.min(1, weight))); // the root makes small weights visible
-      pixels[row * n + s] = b << 16 | g << 8 | r | Math.round(255 * shade) << 24;
+/* Returns the map of a head as an image of size x size pixels. A root makes small weights visible. */
+function makeMap({ data, offset, strides }, head, size) {
+  const image = new ImageData(size, size), shades = image.data, n = state.ids.length, steps = n && Math.max(n, size);
+  const [red, green, blue] = colorOf("--map").split(" "), start = offset + head * strides[1];
+  const scaled = (length) => Array.from({ length: steps }, (_, i) => Math.floor(i * length / steps));
+  const characters = scaled(n), pixels = scaled(size);
+  new Uint32Array(shades.buffer).fill(blue << 16 | green << 8 | red);
+  for (let y = 0; y < steps; y++) {
+    for (let x = 0; x <= y; x++) {
+      const weight = data[start + characters[y] * strides[2] + characters[x] * strides[3]];
+      const alpha = 4 * (pixels[y] * size + pixels[x]) + 3;
+      shades[alpha] = Math.max(shades[alpha], 16 + 239 * Math.sqrt(Math.max(0, weight)));
     }
-    button.ariaPressed = l === block && h === head;
-    canvas.width = canvas.height = n;
-    const context = canvas.getContext("2d");
-    context.putImageData(image, 0, 0);
-    context.fillStyle = `rgb(${style.getPropertyValue("--surprise")})`;
-    context.fillRect(0, Math.max(0, t - Math.floor(thickness / 2)), t + 1, thickness);
   }
+  return image;
+}
+
+/* Shows all that belongs to the guess at the caret and to the chosen head, except the text. */
+function drawGuess() {
+  const { ids, typed, dropped, caret, layer, head, off, temperature, isWriting, note } = state, n = ids.length;
+  for (const { map, ...of } of heads) {
+    map.ariaPressed = of.layer === layer && of.head === head;
+    map.lastChild.style.cssText = `top: ${100 * (caret - 1) / n}%; width: ${100 * caret / n}%`;
+  }
+  const limit = `The model reads at most ${all.T} characters at once, so the page leaves out the others.`;
+  say("#note", note + (dropped || n === all.T ? limit : ""));
+  say("#write", isWriting ? "Stop" : "Continue");
+  say("#shown-temperature", fixed(temperature, 1));
+  if (all.calls.length) say(".head", headName(layer, head));
+  document.querySelector("main").classList.toggle("cut", off.length > 0);
+  element("back").disabled = n <= typed.length - dropped;
+  drawExpected(caret - 1);
+  drawEffect(caret - 1);
+  drawWeights(caret - 1);
+}
+
+/* Lists the likeliest next characters, and says what the text goes on with. */
+function drawExpected(t) {
+  const { ids, off, temperature } = state, next = ids[t + 1], nats = current().surprises[t + 1];
+  const models = t < 0 ? [] : off.length ? [some, all] : [all];
+  const columns = models.map((model) => model.probabilities(t, temperature)), now = columns[0] ?? [];
+  const order = [...now.keys()].sort((a, b) => now[b] - now[a]).filter((id, i) => i < LARGEST || id === next);
+  const bar = (p) => make("span", "", null, { className: "bar", style: `width: max(1px, ${100 * p}%)` });
+  fill("next", order.map((id) => [
+    [make("bdi", visible(vocab[id])), id === next ? " ← in the text" : ""],
+    ...columns.map((probs) => probs[id].toPrecision(3)),
+    columns.map((probs) => bar(probs[id])),
+  ]));
+  say("#came", t < 0 ? "Put the caret after a character, because the model needs at least one."
+    : next === undefined ? "The text ends here. Continue draws a character from this table."
+    : `The text goes on with ‘\u2068${visible(vocab[next])}\u2069’. At temperature 1, its surprise is ` +
+      `−ln ${Math.exp(-nats).toPrecision(3)} = ${fixed(nats, 2)} nats.`);
+}
+
+/* Says what switching heads off did to the guess after character t, and to all guesses. */
+function drawEffect(t) {
+  const nats = current().surprises, before = all.surprises, mean = (xs) => fixed(sum(xs) / (xs.length - 1));
+  const changes = effects(), change = changes[t + 1];
+  const count = (sign) => changes.filter((x) => sign * x > 0.01).length;
+  const word = Math.abs(change) < 0.005 ? "hardly changes" : change > 0 ? "gets worse" : "gets better";
+  const names = state.off.map((of) => headName(...of)).join(" and ");
+  const one = t < 0 || change === undefined ? "" : `Without ${names}, this guess ${word}: its surprise is ` +
+    `${fixed(nats[t + 1], 2)} nats instead of ${fixed(before[t + 1], 2)}. `;
+  say("#loss", nats.length < 2 ? ""
+    : !state.off.length ? `The loss of this text, its mean surprise, is ${mean(nats)} nats.`
+    : changes.every((x) => !x) ? "Nothing changes, because the network does not use the recorded weights."
+    : `${one}In the whole text, ${count(1)} guesses get worse and ${count(-1)} better by more than 0.01 ` +
+      `nats. The loss, the mean surprise, is ${mean(nats)} instead of ${mean(before)}.`);
+}
+
+/* Lists the largest weights of the chosen head, and how the softmax makes them. */
+function drawWeights(t) {
+  const { ids, layer, head } = state, weights = chosenWeights();
+  if (!weights.length) return fill("weights", []);
+  const model = modelOf(layer, head), scores = model.scores(layer, head, t), powers = scores.map(Math.exp);
+  const order = [...weights.keys()].filter((s) => weights[s]).sort((a, b) => weights[b] - weights[a]);
+  const largest = order.slice(0, LARGEST), nOthers = weights.length - largest.length;
+  const others = (xs) => Math.abs(sum(xs) - sum(largest.map((s) => xs[s])));
+  const rows = largest.map((s) => [
+    [make("bdi", visible(vocab[ids[s]])), t - s ? ` ${t - s} back` : " the last one read"],
+    fixed(scores[s]), rounded(powers[s]), fixed(weights[s]),
+  ]);
+  if (nOthers) rows.push([`others: ${nOthers}`, "", rounded(others(powers)), fixed(others(weights))]);
+  fill("weights", [...rows, ["sum", "", rounded(sum(powers)), fixed(sum(weights))]]);
+  element("how").className = isSoftmax(weights, scores) ? "" : "own";
+  say("#width", model.vector(layer, head, "q", t).length);
 }
 
 /* Adds a map, which chooses the head, and a checkbox, which switches the head off or on. */
-function makeHead(row, l, h) {
-  const cell = make("div", "", row), box = make("input", "", null, { type: "checkbox", checked: true });
-  const map = make("button", make("canvas"), cell, { value: `${l} ${h}`, ariaLabel: headName(l, h) });
-  make("label", [box, ` head ${h + 1}`], cell);
-  map.onclick = () => {
-    [block, head] = [l, h];
-    draw(chosen);
-  };
+function makeHead(row, layer, head) {
+  const cell = make("div", "", row), ariaLabel = headName(layer, head);
+  const map = make("button", [make("canvas"), make("i")], cell, { ariaLabel });
+  const box = make("input", "", null, { type: "checkbox", checked: true, autocomplete: "off", ariaLabel });
+  make("label", [box, ` head ${head + 1}`], cell);
+  heads.push({ layer, head, map });
+  map.onclick = () => change({ layer, head });
   box.onchange = () => {
-    off = box.checked ? off.filter((of) => String(of) !== `${l},${h}`) : [...off, [l, h]];
-    [block, head] = [l, h];
-    stop(text.first + chosen);
+    const others = state.off.filter((of) => String(of) !== `${layer},${head}`);
+    change({ layer, head, off: box.checked ? others : [...others, [layer, head]] });
   };
+}
+
+/* Adds one character to the text. If the text is as long as the model can read, it first loses its first half. */
+function write() {
+  const { ids, dropped, temperature, seed } = state, half = ids.length < all.T ? 0 : Math.ceil(all.T / 2);
+  const id = ids.length ? current().next(temperature, uniform(seed, dropped + ids.length)) : idOf.get("\n") ?? 0;
+  const longer = [...ids.slice(half), id];
+  change({ ids: longer, dropped: dropped + half, caret: longer.length, note: "" });
+}
+
+function onTyped(event) {
+  const box = element("typed"), isComposing = event.isComposing === true; // as when one types Chinese
+  element("text").classList.toggle("waiting", isComposing);
+  if (isComposing) return;
+  const ids = toIds(box.value).slice(0, all.T), unknown = new Set(split(box.value).filter((c) => !idOf.has(c)));
+  const caret = Math.min(ids.length, toIds(box.value.slice(0, box.selectionEnd)).length);
+  const note = unknown.size ? `The model does not know ${[...unknown].map(visible).join(" ")}. ` : "";
+  change({ ids, typed: ids, dropped: 0, caret, isWriting: false, note });
+}
+
+/* Moves the caret after a click or an arrow key. */
+function onSelection() {
+  const box = element("typed"), isReady = document.activeElement === box && !document.querySelector(".waiting");
+  const caret = toIds(box.value.slice(0, box.selectionEnd)).length;
+  if (isReady && !state.isWriting && caret !== state.caret) change({ caret });
+}
+
+function moveCaret(step) {
+  const isRightToLeft = getComputedStyle(element("typed")).direction === "rtl";
+  const caret = state.caret + (isRightToLeft ? -step : step);
+  change({ caret: Math.max(1, Math.min(state.ids.length, caret)), isWriting: false });
 }
 
 function listen() {
-  const box = element("text"), find = (event) => [...box.children].indexOf(event.target.closest("#text span"));
-  box.onpointerover = (event) => {
-    if (event.pointerType === "mouse" && !writing && find(event) >= 0) draw(find(event));
-  };
-  box.onpointerleave = () => writing || draw(chosen);
-  box.onclick = (event) => {
-    if (find(event) >= 0) writing ? stop(text.first + find(event)) : choose(find(event));
-  };
-  box.onkeydown = (event) => {
-    const moves = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -10, ArrowDown: 10, Home: -net.T, End: net.T };
-    if (!(event.key in moves) || event.ctrlKey || event.metaKey || event.altKey) return;
-    event.preventDefault();
-    choose(chosen + moves[event.key]);
-  };
-  element("before").onclick = () => choose(chosen - 1);
-  element("typed").oninput = onTyped;
-  element("temperature").oninput = (event) => element("shown-temperature").textContent = event.target.value;
-  element("write").onclick = () => writing ? stop(text.ids.length - 1) : later(() => {
-    readBox();
-    setWriting(true);
-  });
-  matchMedia("(prefers-color-scheme: dark)").onchange = () => draw(chosen);
+  const box = element("typed");
+  document.addEventListener("selectionchange", onSelection);
+  box.oninput = box.oncompositionend = onTyped;
+  box.onfocus = fillBox;
+  box.onpointerdown = () => state.isWriting && change({ isWriting: false });
+  element("left").onclick = () => moveCaret(-1);
+  element("right").onclick = () => moveCaret(1);
+  element("write").onclick = () => change({ isWriting: !state.isWriting });
+  element("back").onclick = () =>
+    change({ ids: state.typed, dropped: 0, caret: state.typed.length, isWriting: false, note: "" });
+  for (const name of ["temperature", "seed"]) {
+    element(name).value = state[name];
+    element(name).oninput = (event) => change({ [name]: Number(event.target.value) });
+  }
+  onresize = matchMedia("(prefers-color-scheme: dark)").onchange = () => change({ ids: [...state.ids] }); // draws all
+}
+
+/* Returns the constants, which page.py has packed. */
+async function unpack(base64, sizes) {
+  const packed = Uint8Array.from(atob(base64), (c) => c.charCodeAt(0));
+  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
+  const buffer = await new Response(stream).arrayBuffer().catch(() => { throw new Error("its numbers are damaged"); });
+  const parts = new Uint8Array(buffer), bytes = new Uint8Array(parts.length), n = parts.length / 4;
+  for (let i = 0; i < bytes.length; i++) bytes[i] = parts[i % 4 * n + Math.floor(i / 4)];
+  let end = 0;
+  return sizes.map((size) => new Float32Array(bytes.buffer, 4 * (end += size) - 4 * size, size));
+}
+
+/* Returns the guess with most blue: the largest weight of a character before the last one read. */
+function mostBlue(n) {
+  let best = { caret: n, weight: 0 };
+  for (const { layer, head } of heads) {
+    for (let t = Math.ceil(n / 2); t < n - 1; t++) {
+      const weight = Math.max(...all.weights(layer, head, t).slice(0, -1));
+      if (weight > best.weight) best = { caret: t + 1, weight, layer, head };
+    }
+  }
+  return best;
 }
 
 async function openPage() {
-  const data = JSON.parse(element("data").textContent);
+  const data = JSON.parse(element("data").textContent), constants = await unpack(data.constants, data.sizes);
   vocab = data.vocab;
-  ids = new Map(vocab.map((c, id) => [c, id]));
-  isLarge = data.formats.reduce((sum, [length]) => sum + length, 0) > LARGE;
-  net = makeNetwork(data.plan, await unpack(data.constants, data.formats));
-  text = makeText(net);
-  block = net.calls.length - 1;
-  element("about").textContent = data.about;
-  element("typed").value = data.text.map((id) => vocab[id]).join("");
-  if (!text.check(data.probe)) element("alert").textContent = "Warning: the page computes other numbers than PyTorch.";
-  const heads = net.calls.map(([, , , weights]) => [...Array(weights.shape[1]).keys()]);
-  net.textbook = heads.map((of, l) => of.map((h) => text.isTextbook(l, h)));
-  heads.forEach((of, l) => {
-    const row = make("div", make("strong", `Block ${net.blocks[l]}`), element("maps"));
-    of.forEach((h) => makeHead(row, l, h));
+  idOf = new Map(vocab.map((c, id) => [c, id]));
+  [all, some] = [makeModel(data.plan, constants), makeModel(data.plan, constants)];
+  const start = performance.now(), isRight = all.check(data.probe);
+  pace = (performance.now() - start) / sum(data.probe.map(({ ids }) => ids.length));
+  some.isWhole = all.isWhole;
+  all.calls.forEach(({ block, weights }, layer) => {
+    const row = make("div", make("span", `block ${block}`), element("maps"));
+    row.style.setProperty("--heads", weights.shape[1]);
+    for (let head = 0; head < weights.shape[1]; head++) makeHead(row, layer, head);
   });
-  for (const id of ["heads", "how"]) element(id).hidden = !heads.length;
-  element("lens").closest("section").hidden = net.lens.length < 2;
-  update(data.text, 0);
-  choose(100);
+  for (const id of ["heads", "how"]) element(id).hidden = !all.calls.length;
+  say("#about", data.about);
+  say(".chars", vocab.length);
+  say(".blind", fixed(Math.log(vocab.length), 1));
+  document.querySelector("main").hidden = false;
+  all.read(data.text);
+  const { caret, layer = 0, head = 0 } = mostBlue(data.text.length);
+  change({ ids: data.text, typed: data.text.slice(0, data.typed), caret, layer, head });
   listen();
-  document.body.inert = false;
+  say("#alert", isRight ? "" : "Warning: the page computes other numbers than PyTorch.");
+}
+
+function fail(error) {
+  document.querySelector("main").hidden = true;
+  say("#alert", `The page cannot start: ${error}. The file may be damaged, or the browser too old.`);
 }

@@ -10,6 +10,7 @@ import math
 import re
 import traceback
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -24,10 +25,10 @@ from model.system.console import AbortError
 
 OPS = Path(__file__).with_name("ops.js")
 COMPARISONS = {"eq", "ne", "lt", "le", "gt", "ge", "logical_not"}
-NAMES = """mm bmm embedding cat flip roll gather scatter sort sort_1 cumsum cumprod sum amax
-clone _to_copy copy fill where add sub mul div pow remainder maximum minimum bitwise_and bitwise_or
-bitwise_xor bitwise_not neg abs sign reciprocal sqrt rsqrt exp expm1 log log1p sin cos floor ceil
-round trunc relu sigmoid tanh erf"""
+NAMES = """mm bmm embedding cat roll gather scatter sort sort_1 cumsum sum amax clone _to_copy
+copy fill where add sub mul div pow remainder maximum minimum bitwise_and bitwise_or bitwise_not neg
+abs sign reciprocal sqrt rsqrt exp expm1 log log1p sin cos floor ceil round trunc relu sigmoid tanh
+erf"""
 KNOWN = COMPARISONS | set(NAMES.split())  # the operations in ops.js
 SETTINGS = {"dtype", "layout", "device", "pin_memory", "memory_format"}  # ops.js ignores them
 
@@ -69,6 +70,12 @@ def refuse(problem: str, name: str) -> NoReturn:
     raise AbortError(f"the page cannot {problem}: {name}{network_line()}.")
 
 
+def decompose(func: torch._ops.OpOverload) -> Callable | None:
+    """Return a function that computes the same as `func` by simpler operations, or None."""
+    parts = PARTS.get(func) or decomposition_table.get(func)
+    return parts or (func.decompose if func._can_decompose() else None)
+
+
 def exact(name: str, x: Tensor, values: list, inputs: list[Tensor]) -> tuple[str, list]:
     """Return the operation that has the same result in JavaScript, where each number is float64."""
     if any(y.is_complex() for y in (x, *inputs)):
@@ -77,7 +84,8 @@ def exact(name: str, x: Tensor, values: list, inputs: list[Tensor]) -> tuple[str
         return name, values
     if any(y.is_floating_point() for y in inputs):
         if name != "_to_copy":
-            refuse("compute integers from floating-point numbers", name)
+            hint = " (x.topk(1).indices works)" if name == "argmax" else ""
+            refuse("compute integers from floating-point numbers" + hint, name)
         return ("ne", [values[0], 0]) if x.dtype == torch.bool else ("trunc", values[:1])
     if x.dtype == torch.bool:
         return {"add": "bitwise_or", "bitwise_not": "logical_not"}.get(name, name), values
@@ -123,12 +131,9 @@ class Trace(TorchDispatchMode):
         inputs = [x for x in tree_leaves((args, kwargs)) if torch.is_tensor(x)]
         is_live = any(memory(x) in self.live for x in inputs)
         is_live = is_live and not re.match("new_|.*_like$", name)  # these use only the shape
-        if is_live and name not in KNOWN:
-            parts = PARTS.get(func) or decomposition_table.get(func)
-            parts = parts or (func.decompose if func._can_decompose() else None)
-            if parts is not None:
-                with self:
-                    return parts(*args, **kwargs)
+        if is_live and name not in KNOWN and (parts := decompose(func)) is not None:
+            with self:
+                return parts(*args, **kwargs)
         if torch.Tag.nondeterministic_seeded in func.tags:
             refuse("show a network that draws random numbers", name)
         values = [
@@ -138,55 +143,60 @@ class Trace(TorchDispatchMode):
         ]
         used = {self.encode(x)["buffer"] for x in inputs if is_live}
         is_change = schema.is_mutable and torch.Tag.inplace_view not in func.tags
-        if is_change:
-            changed = whole_buffer(args[0])
-            before = self.encode(changed)
-            if before["buffer"] in self.constants:
-                self.buffers[before["buffer"]] = changed.clone()
+        before = self.encode(whole_buffer(args[0])) if is_change else None
+        if is_change and before["buffer"] in self.constants:
+            self.buffers[before["buffer"]] = whole_buffer(args[0]).clone()
         output = func(*args, **kwargs)
         self.kept += (args, kwargs, output)
         if is_change:
-            self.changes[memory(changed)] += 1
-        if not is_live:
-            return output
+            self.changes[memory(args[0])] += 1
+        if is_live:
+            self.record(name, values, used, inputs, output, before)
+        return output
+
+    def record(
+        self, name: str, values: list, used: set, inputs: list, output: Any, before: dict | None
+    ) -> None:
+        """Record an operation that depends on the text, unless it only makes a view."""
         outputs = [x for x in tree_leaves(output) if torch.is_tensor(x)]
         if not outputs:
             refuse("show a network that turns a tensor into a Python number", name)
+        is_change = before is not None
         if is_change:
-            self.live.add(memory(changed))
-            after = self.encode(changed)
+            self.live.add(memory(outputs[0]))
+            after = self.encode(whole_buffer(outputs[0]))
             self.ops.append(("copy", after, [after, before], True, {before["buffer"]}, ""))
-        elif any(memory(x) == memory(outputs[0]) for x in inputs):  # a view
-            return output
+        elif any(memory(x) == memory(outputs[0]) for x in inputs):
+            return
         self.live.update(map(memory, outputs))
         name, values = exact(name, outputs[0], values, inputs)
         for i, x in enumerate(outputs):
             result = f"{name}_{i}" if i else name
             line = "" if result in KNOWN else network_line()
             self.ops.append((result, self.encode(x), values, is_change, used, line))
-        return output
 
-    def plan(self, outputs: Any) -> tuple[dict[str, Any], list[Tensor]]:
-        """Return what ops.js needs to compute `outputs`: a plan, and the constants, flat.
+    def plan(self, outputs: dict[str, Any]) -> tuple[dict[str, Any], list[Tensor]]:
+        """Return what page.js needs to compute `outputs`: a plan, and the constants, flat.
 
         Raises AbortError if ops.js lacks an operation.
         """
         needed = {self.encode(x)["buffer"] for x in tree_leaves(outputs) if torch.is_tensor(x)}
         needed.add(self.ids["buffer"])
         ops, unknown = [], set()
-        for *op, used, line in reversed(self.ops):
-            if op[1]["buffer"] in needed:
+        for name, out, args, is_whole, used, line in reversed(self.ops):
+            if out["buffer"] in needed:
                 needed |= used
-                ops.insert(0, op)
-                unknown.update([] if op[0] in KNOWN else [op[0] + line])
+                ops.insert(0, {"name": name, "out": out, "args": args, "isWhole": is_whole})
+                unknown.update([] if name in KNOWN else [name + line])
         if unknown:
             names = ", ".join(sorted(unknown)[:3])
             raise AbortError(f"the page cannot compute {names}. Add it to OPS in {OPS}.")
-        sizes = [
-            [len(x) * (i in needed), x.is_floating_point()] for i, x in enumerate(self.buffers)
+        buffers = [
+            {"size": len(x) * (i in needed), "isFloat": x.is_floating_point()}
+            for i, x in enumerate(self.buffers)
         ]
-        for i in needed & self.constants:
-            sizes[i] = None
-        outputs = tree_map(self.encode, outputs)
-        plan = {"ids": self.ids, "outputs": outputs, "ops": ops, "sizes": sizes}
-        return plan, [x for i, x in enumerate(self.buffers) if sizes[i] is None]
+        constants = sorted(needed & self.constants)
+        for place, i in enumerate(constants):
+            buffers[i] = {"constant": place}
+        plan = {"ids": self.ids, "ops": ops, "buffers": buffers}
+        return plan | tree_map(self.encode, outputs), [self.buffers[i] for i in constants]

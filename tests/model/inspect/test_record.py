@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from model import attention
-from model.inspect.record import logit_lens, record_attention
+from model.inspect.record import record_attention
 from tests.helpers import attention_weights, random_gpt, random_ids
 
 
@@ -52,19 +52,6 @@ def test_what_is_recorded_belongs_to_its_block_and_head():
     for block, call in calls:
         is_flat = [torch.allclose(w_TT.float(), flat_TT) for w_TT in call.weights_BHTS[0]]
         assert is_flat == [False, block == 2]
-
-
-@pytest.mark.parametrize("order", [[0, 1, 2], [0, 0, 0]], ids=["three blocks", "one three times"])
-@pytest.mark.parametrize("network", ["gpt", "quill"])
-def test_logit_lens_equals_logits_with_later_blocks_removed(network, order):
-    model, ids_BT = random_gpt(network=network), random_ids(2, 12)
-    blocks = [model.blocks[i] for i in order]
-    model.blocks = torch.nn.ModuleList(blocks)
-    lens = logit_lens(model, ids_BT)
-    for count in range(4):
-        model.blocks = torch.nn.ModuleList(blocks[:count])
-        torch.testing.assert_close(lens[count], model(ids_BT))
-    assert len(lens) == 4
 
 
 @pytest.mark.parametrize(
