@@ -54,8 +54,7 @@ def raise_error(*_: object, **__: object) -> None:
 
 def test_examples_print_the_numbers_beside_them():
     text = Path(ROOT, "docs/learn.md").read_text("utf-8")
-    shapes, by_hand = re.findall(r"```python\n(.*?)```", text, re.S)
-    assert run_example(shapes).endswith("torch.Size([1, 5, 128])\n")
+    (by_hand,) = re.findall(r"```python\n(.*?)```", text, re.S)
     printed = [float(number) for number in re.findall(r"\d+\.\d*", run_example(by_hand))]
     comments = re.findall(r"# ([\d., ]+)$", by_hand, re.M)
     expected = [float(number) for line in comments for number in line.split(", ")]
