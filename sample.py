@@ -74,7 +74,7 @@ def main(argv: list[str]) -> None:
     else:
         print(model.about, file=sys.stderr, flush=True)
         text = write(model, prompt, config)
-        n_typed = len(prompt or first_character(model.vocab))
+        n_typed = len(model.tokenizer.encode(prompt or first_character(model.vocab)))
         if sys.stdout.isatty():
             print(flush=True)
     if page:

@@ -69,9 +69,7 @@ REGULARIZATION = {
     ],
 }
 AVERAGE_READINGS = 6  # an average of the weights helps if the text is read at least this often
-# The average reads each batch, too, so a step costs a third more. All readings above are counted
-# without this cost. If the text is short, a run with an average therefore makes 18 of 24 readings.
-AVERAGE_COST = 4 / 3
+AVERAGE_COST = 4 / 3  # the average reads each batch, too: 24 readings become 18
 LONG_RUN = 6_144_000  # a CPU run that reads more characters than this gets batches twice as large
 LONG_RUN_RATE = 0.014  # and this learning rate
 COMPILE_SECONDS = 350  # compiling pays off in CPU runs that are longer than this

@@ -24,7 +24,7 @@ pytestmark = [
 
 HOSTILE = (
     "<script>document.title='attacked'</script></style>&amp;\"'`\n\t\0\x1b\u202e\u05d0\U0001f600"
-    "a\nbc"
+    "a\nbc\u09df"  # form NFC would split the last character
 )
 # This script clicks, presses keys, types and lets the model write. At the end, it replaces the page
 # with a record of what it has seen.
@@ -66,7 +66,7 @@ async function act() {
   check.click(); await until(isCut); seen.off = look();
   check.click(); await until(() => !isCut()); seen.on = look();
   seen.text = box.value;
-  box.value = "ab?\\ncab";
+  box.value = "ab?\\nc\u09dfb";
   box.setSelectionRange(2, 2);
   box.dispatchEvent(new Event("input"));
   await until(() => spans().length === 6);
@@ -141,12 +141,12 @@ def test_attention_page_follows_caret_and_escapes_hostile_text(edited, monkeypat
     assert seen.pop("note") == "The model does not know ?. "
     assert (seen.pop("button"), seen.pop("typed"), seen.pop("back")) == (
         "Continue",
-        *["ab\ncab"] * 2,
+        *["ab\nc\u09dfb"] * 2,
     )
     assert seen.pop("typing")["read"] == 2
     assert seen.pop("table")[:2] == ["1.00", "0.00"]  # at temperature 0
     written = seen.pop("written")
-    assert written == continue_text(model, vocab, "ab\ncab", len(written))
+    assert written == continue_text(model, vocab, "ab\nc\u09dfb", len(written))
     assert seen.pop("mine") == [False] * 6 + [True] * (len(written) - 6)
 
     read = {name: look["read"] for name, look in seen.items()}

@@ -133,6 +133,9 @@ def test_prompt_and_stop_may_have_the_other_unicode_form(form, tiny, text_file, 
         capsys.readouterr()
         assert sample.main(["run", "--temperature=9", f"--prompt={prompt}", f"--stop={stop}"]) == 0
         assert capsys.readouterr().out.rstrip("\n").endswith(text[:-1])
+    assert sample.main(["run", f"--prompt={other}", "--attention=page.html"]) == 0
+    assert page_data(Path("page.html").read_text("utf-8"))["typed"] == len(text[:-1])
+    capsys.readouterr()
     for content in (text * 50, f"{other} " * 50):
         Path("scored.txt").write_text(content)
         assert sample.main(["run", "--score=scored.txt"]) == 0

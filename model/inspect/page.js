@@ -193,8 +193,10 @@ const colorOf = (name) => getComputedStyle(document.body).getPropertyValue(name)
 const fixed = (x, digits = 3) => (x || 0).toFixed(digits).replace("-", "−").replace("Infinity", "∞");
 const headName = (layer, head) => `block ${all.calls[layer].block}, head ${head + 1}`;
 
-/* Returns the characters of a text. The model may know é as one character or as two. */
-const split = (text) => [...text.normalize("NFC")].flatMap((c) => idOf.has(c) ? [c] : [...c.normalize("NFD")]);
+/* Returns the characters of a text, in the Unicode form of which the model knows most. (é may be one or two.) */
+const split = (text) => [text, text.normalize("NFC"), text.normalize("NFD")].map((form) => [...form])
+  .sort((a, b) => unknownIn(a).length - unknownIn(b).length)[0];
+const unknownIn = (chars) => chars.filter((c) => !idOf.has(c));
 const toIds = (text) => split(text).filter((c) => idOf.has(c)).map((c) => idOf.get(c));
 const toText = (ids) => ids.map((id) => vocab[id]).join("");
 
@@ -373,7 +375,7 @@ function onTyped(event) {
   const box = element("typed"), isComposing = event.isComposing === true; // as when one types Chinese
   element("text").classList.toggle("waiting", isComposing);
   if (isComposing) return;
-  const ids = toIds(box.value).slice(0, all.T), unknown = new Set(split(box.value).filter((c) => !idOf.has(c)));
+  const ids = toIds(box.value).slice(0, all.T), unknown = new Set(unknownIn(split(box.value)));
   const caret = Math.min(ids.length, toIds(box.value.slice(0, box.selectionEnd)).length);
   const note = unknown.size ? `The model does not know ${[...unknown].map(visible).join(" ")}. ` : "";
   change({ ids, typed: ids, dropped: 0, caret, isWriting: false, note });

@@ -35,8 +35,6 @@ from model.system.console import report_errors
 
 ROOT = Path(__file__).parents[2]
 SAME_SPEED = 0.03  # a smaller difference between speeds is ignored
-# With e times the time, the loss of a default run is lower by about this number of nats.
-LOSS_PER_LN_TIME = 0.08
 # compare chooses the network, the seed and the folder itself. A run with --minutes depends on the
 # clock. The weights of --init_from may have been trained on the text that validates here.
 REFUSED = {"network", "seed", "out_dir", "minutes", "init_from"}
@@ -45,16 +43,16 @@ STUDENT_T = {2: 4.303, 4: 2.776, 6: 2.447, 8: 2.306, 10: 2.228, 14: 2.145, 18: 2
 
 
 def difference(
-    losses_a: list[float], losses_b: list[float], speed_error: float = 0.0
+    losses_a: list[float], losses_b: list[float], time_error: float = 0.0
 ) -> tuple[float, float, float]:
     """Return the mean loss of A minus the mean loss of B, in nats, and the 95 % interval.
 
-    Losses are not paired by seed, because the same seed means little in two networks. `speed_error`
-    is the standard error of ln(speed of A / speed of B).
+    Losses are not paired by seed, because the same seed means little in two networks. `time_error`
+    is the standard error of a loss because the speeds are uncertain.
     """
     seeds = len(losses_a)
     deviation = math.hypot(stdev(losses_a), stdev(losses_b)) / math.sqrt(2)
-    error = math.hypot(deviation * math.sqrt(2 / seeds), LOSS_PER_LN_TIME * speed_error)
+    error = math.hypot(deviation * math.sqrt(2 / seeds), time_error)
     t = STUDENT_T[max(known for known in STUDENT_T if known <= 2 * seeds - 2)]
     value = mean(losses_a) - mean(losses_b)
     return value, value - t * error, value + t * error
@@ -99,7 +97,8 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[list[str]]]:
 
 def train(flags: list[str], text: Path, seed: int, out_dir: Path) -> dict[str, Any]:
     """Make a run. Return its summary, with the seconds of its steps. An error ends the program."""
-    command = [sys.executable, ROOT / "train.py", *flags, "--data", text, "--encoding", "utf-8"]
+    command = [sys.executable, ROOT / "train.py", "--eval_interval", str(10**9)]  # times all steps
+    command += [*flags, "--data", text, "--encoding", "utf-8"]
     command += ["--seed", str(seed), "--out_dir", out_dir]
     if status := subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode:
         sys.exit(status)
@@ -117,7 +116,10 @@ def print_table(a: str, b: str, runs: list[list[dict]]) -> None:
     pairs = zip(runs[0], runs[1], strict=True)
     logs = [math.log(x["step_seconds"] / y["step_seconds"]) for x, y in pairs]
     steps, *_ = difference(losses[0], losses[1])
-    value, low, high = difference(in_time, losses[1], stdev(logs) / math.sqrt(len(logs)))
+    # A's other number of steps changed its loss by so much for each unit of ln(time).
+    slope = (mean(in_time) - mean(losses[0])) / mean(logs) if len(losses) > 2 else 0.0
+    time_error = slope * stdev(logs) / math.sqrt(len(logs))
+    value, low, high = difference(in_time, losses[1], time_error)
     rows = [("", "loss, equal steps", "equal time", "characters/s", "parameters")]
     for i, (name, *both) in enumerate([(a, losses[0], in_time), (b, losses[1], losses[1])]):
         cells = [f"{mean(values):.4f} ± {stdev(values):.4f}" for values in both]

@@ -26,7 +26,7 @@ def test_the_interval_is_symmetric_and_wider_with_uncertain_speeds():
     a, b = [1.0, 1.1, 1.2], [1.4, 1.3, 1.1]
     value, low, high = compare.difference(a, b)
     assert compare.difference(b, a) == pytest.approx((-value, -high, -low))
-    _, lower, higher = compare.difference(a, b, speed_error=1.0)
+    _, lower, higher = compare.difference(a, b, time_error=0.1)
     assert lower < low < value < high < higher
     assert compare.answer(0.1, 0.2, "a") == "a is worse."
     assert compare.answer(-0.2, -0.1, "a") == "a is better."
