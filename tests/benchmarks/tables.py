@@ -29,6 +29,7 @@ from data.reader import read_text, tiny_shakespeare
 
 ROOT = Path(__file__).parents[2]
 SEEDS = ("1", "2", "3")
+ONE_SEED = {"losses": ("1337",), "textbook": ("1",)}  # the default seed is 1337
 # This command is in nanoGPT's README, under "I only have a macbook".
 CPU_COMMAND = "train.py config/train_shakespeare_char.py --device=cpu --compile=False"
 CPU_COMMAND += " --eval_iters=20 --log_interval=1 --block_size=64 --batch_size=12 --n_layer=4"
@@ -60,9 +61,8 @@ EDITS = {
     "no positions": [(QUILL, ROTATE, "    return x_BHTD\n" + ROTATE)],
     "position table": [
         (QUILL, ROTATE, "    return x_BHTD\n" + ROTATE),
-        (QUILL, "max_length = None", "max_length = 256"),
         (QUILL, EMBEDDING, TABLE + EMBEDDING),
-        (QUILL, READ, READ + " + self.position.weight[: ids_BT.size(1)]"),
+        (QUILL, READ, READ + " + self.position.weight[torch.arange(ids_BT.size(1)) % 256]"),
     ],
     "Muon for all matrices": [(OPTIM, 'name.startswith("blocks.")', "True")],
     "gpt, no attention": [(GPT, "self.attention(self.norm_1(x_BTC))", "0 * x_BTC")],
@@ -95,11 +95,13 @@ TABLES = {
 }
 
 
-def make_row(row: str, texts: dict[str, str], work: Path) -> None:
+def make_row(row: str, seeds: tuple[str, ...], texts: dict[str, str], work: Path) -> None:
     """Train with each seed in a copy of Quill. Print a line with all that a table may need."""
     flags, _, edits = row.partition("#")
     copy = Path(tempfile.mkdtemp(dir=work))
-    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".git", "runs"), dirs_exist_ok=True)
+    shutil.copytree(
+        ROOT, copy, ignore=shutil.ignore_patterns(".git", ".venv", "runs"), dirs_exist_ok=True
+    )
     for name, text in texts.items():
         (copy / name).write_text(text, "utf-8")
     for file, old, new in EDITS.get(edits.strip(), []):
@@ -107,18 +109,19 @@ def make_row(row: str, texts: dict[str, str], work: Path) -> None:
         assert code.count(old) == 1, old
         (copy / file).write_text(code.replace(old, new), "utf-8")
     seconds, runs = [], []
-    for seed in SEEDS:
+    for seed in seeds:
         start_time = time.perf_counter()
         command = ["train.py", *flags.split(), "--seed", seed, "--out_dir", seed]
         output = python(*command, folder=copy)
         seconds.append(time.perf_counter() - start_time)
         runs.append(json.loads((copy / seed / "summary.json").read_text("utf-8")))
     last, best = ([run[key] for run in runs] for key in ("val_loss", "best_val_loss"))
+    spread = stdev if len(runs) > 1 else (lambda _: math.nan)
     sample = python("sample.py", seed, "--max_new_tokens", "200", folder=copy)
     line = next((line for line in sample.splitlines() if len(line) >= 40), "")
     print(
-        f"{row or 'default'}: loss {mean(last):.3f} ± {stdev(last):.3f}, "
-        f"best {mean(best):.3f} ± {stdev(best):.3f} at {[run['best_step'] for run in runs]}, "
+        f"{row or 'default'}: loss {mean(last):.3f} ± {spread(last):.3f}, "
+        f"best {mean(best):.3f} ± {spread(best):.3f} at {[run['best_step'] for run in runs]}, "
         f"a guess among {math.exp(mean(last)):.1f}, {mean(seconds):.0f} s, "
         f"seed {seed} at each evaluation {re.findall('val loss ([0-9.]+)', output)}, `{line}`",
         flush=True,
@@ -128,7 +131,7 @@ def make_row(row: str, texts: dict[str, str], work: Path) -> None:
 def python(*arguments: str, folder: Path) -> str:
     """Run Python in a folder. Return what it prints."""
     command = [sys.executable, *arguments]
-    done = subprocess.run(command, cwd=folder, check=True, capture_output=True, encoding="utf-8")
+    done = subprocess.run(command, cwd=folder, check=True, stdout=subprocess.PIPE, encoding="utf-8")
     return done.stdout
 
 
@@ -168,7 +171,8 @@ def readme(nanogpt: str, work: Path) -> None:
     python("prepare.py", folder=data)
     start_time = time.perf_counter()
     python(*CPU_COMMAND.split(), folder=copy)
-    seconds, target = time.perf_counter() - start_time, float(python("-c", EVALUATE, folder=copy))
+    seconds = time.perf_counter() - start_time
+    target = float(python("-c", EVALUATE, folder=copy).split()[-1])
     print(f"nanoGPT's CPU command: {seconds:.0f} s, {target:.3f}", flush=True)
     for seed in SEEDS:
         often = evaluations("--seed", seed, "--eval_interval", "25")
@@ -198,7 +202,7 @@ def main(table: str = "", *files: str) -> None:
         if table not in TABLES:
             sys.exit(__doc__)
         for row in TABLES[table]:
-            make_row(row, texts, work)
+            make_row(row, ONE_SEED.get(table, SEEDS), texts, work)
 
 
 if __name__ == "__main__":
