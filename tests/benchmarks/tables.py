@@ -159,7 +159,7 @@ def first_loss() -> None:
     """Compare the loss of the default run after 138 steps with the loss in README."""
     loss = next(loss for _, step, loss in evaluations() if step == 138)
     print(f"default run, step 138: val loss {loss:.4f}")
-    if abs(loss - 1.797) > 0.01:
+    if abs(loss - 1.797) > 0.004:  # bfloat16 and float32 differ by 0.0001
         sys.exit("error: it should be 1.797. If the change is intended, make all tables again.")
 
 
