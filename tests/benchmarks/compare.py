@@ -48,7 +48,7 @@ def difference(
     """Return the mean loss of A minus the mean loss of B, in nats, and the 95 % interval.
 
     Losses are not paired by seed, because the same seed means little in two networks. `time_error`
-    is the standard error of a loss because the speeds are uncertain.
+    is the standard error, in nats, that comes from uncertain speeds.
     """
     seeds = len(losses_a)
     deviation = math.hypot(stdev(losses_a), stdev(losses_b)) / math.sqrt(2)
@@ -97,7 +97,8 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[list[str]]]:
 
 def train(flags: list[str], text: Path, seed: int, out_dir: Path) -> dict[str, Any]:
     """Make a run. Return its summary, with the seconds of its steps. An error ends the program."""
-    command = [sys.executable, ROOT / "train.py", "--eval_interval", str(10**9)]  # times all steps
+    # A run measures its speed between evaluations. Without any, it measures the speed of all steps.
+    command = [sys.executable, ROOT / "train.py", "--eval_interval", str(10**9)]
     command += [*flags, "--data", text, "--encoding", "utf-8"]
     command += ["--seed", str(seed), "--out_dir", out_dir]
     if status := subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode:
@@ -116,7 +117,7 @@ def print_table(a: str, b: str, runs: list[list[dict]]) -> None:
     pairs = zip(runs[0], runs[1], strict=True)
     logs = [math.log(x["step_seconds"] / y["step_seconds"]) for x, y in pairs]
     steps, *_ = difference(losses[0], losses[1])
-    # A's other number of steps changed its loss by so much for each unit of ln(time).
+    # The runs of A in B's time show how the loss of A depends on ln(time).
     slope = (mean(in_time) - mean(losses[0])) / mean(logs) if len(losses) > 2 else 0.0
     time_error = slope * stdev(logs) / math.sqrt(len(logs))
     value, low, high = difference(in_time, losses[1], time_error)

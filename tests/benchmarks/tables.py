@@ -15,6 +15,7 @@ ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2.
 
 import json
 import math
+import os
 import re
 import shutil
 import subprocess
@@ -98,10 +99,8 @@ TABLES = {
 def make_row(row: str, seeds: tuple[str, ...], texts: dict[str, str], work: Path) -> None:
     """Train with each seed in a copy of Quill. Print a line with all that a table may need."""
     flags, _, edits = row.partition("#")
-    copy = Path(tempfile.mkdtemp(dir=work))
-    shutil.copytree(
-        ROOT, copy, ignore=shutil.ignore_patterns(".git", ".venv", "runs"), dirs_exist_ok=True
-    )
+    copy, left_out = Path(tempfile.mkdtemp(dir=work)), (".git", ".venv", "runs")
+    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(*left_out), dirs_exist_ok=True)
     for name, text in texts.items():
         (copy / name).write_text(text, "utf-8")
     for file, old, new in EDITS.get(edits.strip(), []):
@@ -123,7 +122,7 @@ def make_row(row: str, seeds: tuple[str, ...], texts: dict[str, str], work: Path
         f"{row or 'default'}: loss {mean(last):.3f} ± {spread(last):.3f}, "
         f"best {mean(best):.3f} ± {spread(best):.3f} at {[run['best_step'] for run in runs]}, "
         f"a guess among {math.exp(mean(last)):.1f}, {mean(seconds):.0f} s, "
-        f"seed {seed} at each evaluation {re.findall('val loss ([0-9.]+)', output)}, `{line}`",
+        f"seed {seed} at each evaluation {re.findall('step.* val loss ([0-9.]+)', output)}, `{line}`",
         flush=True,
     )
 
@@ -149,7 +148,7 @@ def evaluations(*flags: str) -> Iterator[tuple[float, int, float]]:
                     if match := re.match(r"step +(\d+).* val loss ([\d.]+)", line):
                         step, loss = int(match[1]), float(match[2])
                         yield time.perf_counter() - start_time, step, loss
-                process.wait()
+                assert process.wait() == 0
                 yield time.perf_counter() - start_time, step, loss
             finally:
                 process.terminate()
@@ -184,7 +183,8 @@ def readme(nanogpt: str, work: Path) -> None:
 
 
 def main(table: str = "", *files: str) -> None:
-    """Make a table."""
+    """Make a table. All tables are of CPUs."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
     with tempfile.TemporaryDirectory() as name:
         work, texts = Path(name), {}
         if table == "first_loss":
@@ -193,9 +193,8 @@ def main(table: str = "", *files: str) -> None:
             return readme(*files, work)
         if table == "own_text":
             moby, russian = files
-            python(
-                "train.py", "--data", moby, "--seed", "1", "--out_dir", f"{work}/moby", folder=ROOT
-            )
+            flags = ["--data", moby, "--seed", "1", "--out_dir", f"{work}/moby"]
+            python("train.py", *flags, folder=ROOT)
             shakespeare = tiny_shakespeare().read_text("utf-8")
             texts = {f"{n}.txt": shakespeare[: int(n)] for n in TEXTS[:-1]}
             texts["russian.txt"] = read_text(Path(russian), "utf-8")[:100_000]
