@@ -122,7 +122,7 @@ def make_row(row: str, seeds: tuple[str, ...], texts: dict[str, str], work: Path
         f"{row or 'default'}: loss {mean(last):.3f} ± {spread(last):.3f}, "
         f"best {mean(best):.3f} ± {spread(best):.3f} at {[run['best_step'] for run in runs]}, "
         f"a guess among {math.exp(mean(last)):.1f}, {mean(seconds):.0f} s, "
-        f"seed {seed} at each evaluation {re.findall('step.* val loss ([0-9.]+)', output)}, `{line}`",
+        f"seed {seed} in time {re.findall('step.* val loss ([0-9.]+)', output)}, `{line}`",
         flush=True,
     )
 
